@@ -196,6 +196,8 @@ def _join_files(
             if name not in rows.column_names:
                 rows = rows.add_column(name, [value] * len(rows), feature=Value("string"))
                 facts.setdefault(f"the column '{name}' is in the names of folders", path.name)
+            else:
+                facts.setdefault(f"'{name}' is read from the file, not its folder", path.name)
         tables.append(rows)
         for fact in file.facts:
             facts.setdefault(fact, path.name)

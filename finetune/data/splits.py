@@ -25,11 +25,11 @@ from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
 from finetune.data import arrow, targets
-from finetune.data.columns import describe_columns
+from finetune.data.columns import describe_columns, similar_names
 from finetune.data.digests import drop_repeated
 from finetune.data.prediction_columns import OF_DATA
 from finetune.data.targets import refuse_or_drop, report_rows
-from finetune.data.times import read_times
+from finetune.data.times import lacks_year, read_times
 from finetune.errors import Report, UserError, counted
 
 #: The splits that are split off the training rows, in this order.
@@ -91,6 +91,9 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
     if kind == "time":
         texts = _read_texts(train, column, flag)
         times = read_times(texts, plan.time_format, flag)
+        if plan.time_format and lacks_year(plan.time_format):
+            form = f"--time_format {plan.time_format}"
+            report.warning(f"{form}: no year, so every January is before every December")
         index.loc[is_train, "time"] = index["row"].map(times)
         if len(unreadable := texts[times.isna()].dropna()):
             description += f", or one like {unreadable.iloc[0]!r}"
@@ -104,7 +107,8 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
             else:
                 groups.append(pd.Series(index=range(len(dataset[split])), dtype=object))
                 report.info(f"{flag}: the {split} data has no such column; no rows are left out")
-        codes = pd.factorize(pd.concat(groups))[0]
+        codes, names = pd.factorize(pd.concat(groups))
+        _report_spellings(names, flag, report)
         index["group"] = np.where(codes < 0, np.nan, codes)
     is_unusable = is_train & index[kind].isna()
     rows = index["row"][is_unusable]
@@ -119,6 +123,20 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
     for split, rows in index["row"][is_shared].groupby(index["split"], observed=True):
         report_rows(report, "dropped_rows", description, "left out", rows, dataset[split], split)
     return index[~is_shared]
+
+
+def _report_spellings(names: pd.Index, flag: str, report: Report) -> None:
+    """Add a warning to ``report`` if groups differ only by case, blanks and the like."""
+    similar = similar_names(names)
+    if not similar:
+        return
+    examples = [" and ".join(map(ascii, spellings)) for spellings in similar[:3]]
+    report.warning(
+        f"{flag}: {counted(len(similar), 'group')} with several spellings, which may be in "
+        f"different splits, such as {'; '.join(examples)}",
+        "similar_groups",
+        fix="if they are the same, make them identical in the data",
+    )
 
 
 def _read_texts(rows: Dataset, column: str, flag: str) -> pd.Series:

@@ -4,9 +4,12 @@ Texts are numbers, dates in ISO 8601, or dates in ``--time_format``. Numbers are
 be dates whose order differs from that of the numbers: ``03.2024`` is above ``02.2025``.
 """
 
+import re
+
 import numpy as np
 import pandas as pd
 
+from finetune.data.labels import find_thousands
 from finetune.errors import UserError
 
 #: The ``--time_format`` of numbers that are not checked.
@@ -43,7 +46,8 @@ def read_times(texts: pd.Series, time_format: str | None, flag: str) -> pd.Serie
         UserError: If the format is invalid, or if numbers may be dates or are in several units.
     """
     texts = texts.str.strip()
-    if time_format not in (None, NUMBER):
+    if time_format is not None and time_format != NUMBER:
+        _refuse_format(time_format)
         width = _FORMATS.get(time_format, 0)
         try:
             return _microseconds(_parse(_restore_zeros(texts, width), time_format))
@@ -57,6 +61,22 @@ def read_times(texts: pd.Series, time_format: str | None, flag: str) -> pd.Serie
         return _microseconds(dates)
     _refuse_dates(texts[numbers.notna()].drop_duplicates(), numbers, flag)
     return numbers
+
+
+def _refuse_format(time_format: str) -> None:
+    """Raise a ``UserError`` if Python reads a format, but not the order of its times."""
+    directives = re.findall("%(.)", time_format)
+    if ("I" in directives) != ("p" in directives):  # Python takes %I as a.m., and ignores %p
+        raise UserError(
+            f"--time_format {time_format}: expected both %I and %p, for hours such as 02 PM, or "
+            "%H, for hours such as 14"
+        )
+
+
+def lacks_year(time_format: str) -> bool:
+    """Return whether a format has a month or a day, but no year."""
+    directives = set(re.findall("%(.)", time_format))
+    return bool(directives & set("dmbBjUW")) and not directives & set("YyGcx")
 
 
 def _parse(texts: pd.Series, time_format: str) -> pd.Series:
@@ -76,6 +96,12 @@ def _restore_zeros(texts: pd.Series, width: int) -> pd.Series:
 
 def _refuse_dates(texts: pd.Series, numbers: pd.Series, flag: str) -> None:
     """Raise a ``UserError`` if different texts of numbers may be dates, or are in two units."""
+    if thousands := find_thousands(texts):
+        raise UserError(
+            f"{flag}: numbers such as {thousands[0]!r} and {thousands[1]!r} may have a separator "
+            f"of thousands: write {thousands[1].replace('.', '')}; --time_format {NUMBER} if they "
+            "are plain numbers"
+        )
     values = np.unique(numbers[texts.index])
     if (np.diff(values) == 1).all():
         return  # a counter without gaps

@@ -462,6 +462,8 @@ BESIDE: dict[str, tuple[Callable[[Path], Path], dict[str, list[Row]] | list[str]
                ["train.csv.gz", "two formats"], []),
     "spark": (write_spark, {"train": ROWS}, ["not read: _SUCCESS, _temporary/0/part-00002"]),
     "hive": (write_hive, {"train": BY_FOLDER}, ["'label' is in the names of folders"]),
+    "hive and column": (lambda folder: write_tables(folder, {"label=x/0.csv": ROWS}),
+                        {"train": ROWS}, ["'label' is read from the file, not its folder"]),
     "hive splits": (lambda folder: write_tables(folder, {
         "split=train/0.csv": ROWS, "split=test/0.csv": ROWS[2:6]}),
         {"train": ROWS, "test": ROWS[2:6]}, []),

@@ -419,7 +419,7 @@ def test_rows_without_a_group_or_time_are_refused_or_left_out(column: str, tmp_p
 @pytest.mark.contract("C7")
 @pytest.mark.parametrize(("names", "count"), [((1, "1", 2, 3), 3), (("a", "A", " A", "b"), 4)])
 def test_groups_are_compared_as_text(names: tuple[Any, ...], count: int, tmp_path: Path) -> None:
-    """The number 1 and the text "1" are one group; texts that differ by case are two."""
+    """The number 1 and the text "1" are one group; others that differ by case get a note."""
     lines = [
         {"text": t, "label": label, "g": names[n % 4]} for n, (t, label) in enumerate(rows(80))
     ]
@@ -427,6 +427,8 @@ def test_groups_are_compared_as_text(names: tuple[Any, ...], count: int, tmp_pat
     recipe = text_recipe(tmp_path / "a.jsonl", group_column="g")
     groups = [{str(group) for group in split["g"]} for split in recipe.splits.values()]
     assert sum(map(len, groups)) == len(set.union(*groups)) == count
+    notes = [note for note in recipe.notes if "--group_column g" in note]
+    assert ["'a' and 'A' and ' A'" in note for note in notes] == [True] * (count == 4)
 
 
 @pytest.mark.contract("C7")
@@ -537,6 +539,7 @@ TIMES: dict[str, tuple[Any, str]] = {
     "years and months": (lambda day: day.strftime("%Y%m" if day.day % 2 else "%Y"), "one unit"),
     "named zones": ("%Y-%m-%d CET", "CET'"),
     "times of day": ("%H:%M", "'00:00'"),
+    "thousands": (lambda day: f"{day.day_of_year * 9:,}".replace(",", "."), "'1.008'"),
 }
 
 
@@ -588,6 +591,16 @@ def test_dates_are_read_in_the_format_that_is_named(
     assert "200 of 200" in refusal(recipe)
 
 
+@pytest.mark.contract("C7")
+@pytest.mark.parametrize("time_format", ["%d.%m", "%d.%m.%Y", "%Y-%m-%d %I %p"])
+def test_a_time_format_without_a_year_is_reported(time_format: str, tmp_path: Path) -> None:
+    """December is after January then, whatever the year."""
+    path = write_times(tmp_path / "a.csv", time_format)
+    recipe = text_recipe(path, time_column="day", time_format=time_format)
+    _ = recipe.splits
+    assert any("no year" in note for note in recipe.notes) == (time_format == "%d.%m")
+
+
 @pytest.mark.contract("C7", "F4")
 def test_a_time_format_that_says_nothing_is_refused(tmp_path: Path) -> None:
     """`number` reads numbers as they are; a format needs a column and directives."""
@@ -600,6 +613,8 @@ def test_a_time_format_that_says_nothing_is_refused(tmp_path: Path) -> None:
         ({"time_format": "%d.%m.%Y"}, "needs --time_column"),
         ({"time_column": "day", "time_format": "german"}, "--time_format german"),
         ({"time_column": "day", "time_format": "%d.%Q"}, "--time_format %d.%Q"),
+        ({"time_column": "day", "time_format": "%Y-%m-%d %I:%M"}, "both %I and %p"),
+        ({"time_column": "day", "time_format": "%Y-%m-%d %H:%M %p"}, "both %I and %p"),
     ):
         with user_error(fragment):
             _ = text_recipe(path, **options).splits
@@ -800,6 +815,7 @@ def test_corrections_of_several_labels_and_of_numbers(
         ("label", "god", ["line 3", "'god'"]),
         ("digest", "", ["line 3", "'digest'"]),
         ("digest", "x0", ["line 3"]),
+        ("text", "of line 2", ["line 3", "'text'"]),
     ],
 )
 def test_a_file_of_corrections_that_does_not_fit_is_refused_with_its_line(
@@ -814,7 +830,7 @@ def test_a_file_of_corrections_that_does_not_fit_is_refused_with_its_line(
     path = write(tmp_path / "a.csv", doubtful())
     frame = suspects_of(path, cli, bert)
     frame.loc[1, "new_label"] = "good"
-    frame.loc[1, column] = value
+    frame.loc[1, column] = frame.loc[0, "text"] if value == "of line 2" else value
     edited = tmp_path / "edited.csv"
     frame.to_csv(edited, index=False)
     message = refusal(text_recipe(path, relabel=str(edited)))

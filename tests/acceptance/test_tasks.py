@@ -443,6 +443,7 @@ DECIDED: dict[str, tuple[list[Any], list[str], str, str]] = {
     "separated": (["bad;good", "good", "bad"], ["--label_separator", ";"], "multi label", "';'"),
     "fractions": ([0.5, 1.25, 3.0, 2.5], [], "regression", "0.5"),
     "fractions-as-text": (["0.5", "12.25", "3"], [], "regression", "0.5"),
+    "three-decimals-as-text": (["0.125", "1.125", "2.250", "3.375"], [], "regression", "0.125"),
     "order": (["a", "c", "b"], ["--label_order", "a,c,b"], "ordinal", "--label_order"),
     "integers-as-numbers": ([1, 2, 3], ["--task", "regression"], "regression", ""),
     "integers-in-order": ([1, 2, 3], ["--task", "ordinal"], "ordinal", ""),
@@ -487,6 +488,20 @@ def test_cells_of_several_labels_are_read(case: str, tmp_path: Path) -> None:
     assert (recipe.task, rows.features["label"].feature.names) == ("multi_label", names)
     decoded = [[names[number] for number in numbers] for numbers in rows["label"]]
     assert decoded == [expected[number % len(labels)] for number in range(120)]
+
+
+@pytest.mark.contract("B1", "C5")
+@pytest.mark.parametrize(("separator", "is_named"), [("|", True), (";", False)])
+def test_a_separator_that_no_label_has_is_reported(
+    separator: str, is_named: bool, tmp_path: Path
+) -> None:
+    """The labels may be separated by another one."""
+    (tmp_path / "rows.jsonl").write_text(lines_of(["b;a", "a", "b"]), encoding="utf-8")
+    place: Row = dict(dataset=str(tmp_path / "rows.jsonl"), model="none")
+    recipe = Text(**place, text_column="text", label_column="label", label_separator=separator)
+    recipe.load()
+    fragments = [f"--label_separator '{separator}'", "'b;a'"]
+    assert any(all(part in note for part in fragments) for note in recipe.notes) == is_named
 
 
 GAPS, NAMES = [4 * i for i in range(21)], ["bad", "good"]
@@ -536,6 +551,17 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
         [[1, 0, 0], [0, 1, 1]],
         ["--task", "multi_label"],
         ["[1, 0, 0]", "line 1", "--label_columns"],
+    ),
+    "thousands": (["500", "1.013", "2.500", "1.250"], [], ["'500'", "'1.013'", "1013", "line 2"]),
+    "thousands-of-regression": (
+        ["7", "1.000", "2.000", "3.000"],
+        ["--task", "regression"],
+        ["'7'", "'1.000'", "1000", "line 2"],
+    ),
+    "separator-in-quotes": (
+        ["bad", '"Doe, J",bad', "good"],
+        ["--label_separator", ","],
+        ['"Doe, J",bad', "line 2"],
     ),
     "decimal-comma": (["0,5", "1,5", "2,5"], [], ["'0,5'", "line 1", "decimal point"]),
     "unknown-task": (NAMES, ["--task", "single"], ["--task", "'single'", "single_label"]),
