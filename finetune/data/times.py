@@ -48,9 +48,10 @@ def read_times(texts: pd.Series, time_format: str | None, flag: str) -> pd.Serie
     texts = texts.str.strip()
     if time_format is not None and time_format != NUMBER:
         _refuse_format(time_format)
-        width = _FORMATS.get(time_format, 0)
+        if time_format in _FORMATS:
+            texts = _restore_zeros(texts, _FORMATS[time_format])
         try:
-            return _microseconds(_parse(_restore_zeros(texts, width), time_format))
+            return _microseconds(_parse(texts, time_format))
         except ValueError as error:
             raise UserError(f"--time_format {time_format}: {error}") from error
     numbers: pd.Series = pd.to_numeric(texts, errors="coerce").replace([np.inf, -np.inf], np.nan)
