@@ -37,7 +37,7 @@ COPIED = (
 TIMEOUT = 900  # seconds for one mutation; a timeout counts as red
 UNCHANGED = "the code without a mistake"  # the name of the unchanged copy in the results
 PYTEST = [sys.executable, "-m", "pytest", "tests/acceptance", "-q", "-p", "no:cacheprovider"]
-ENTRIES = 49
+ENTRIES = 55
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,8 @@ MUTATIONS = (
     Mutation(
         "the evaluation loss is the mean of the means of batches",
         "finetune/training/trainer.py",
-        'return {**(compute_metrics(prediction) if compute_metrics else {}), "loss": loss}',
-        "return compute_metrics(prediction) if compute_metrics else {}",
+        'return {**metrics, "loss": losses.mean().item()}',
+        "return metrics",
         ("D3",),
     ),
     Mutation(
@@ -402,6 +402,48 @@ MUTATIONS = (
         "if len(self._waiting) + len(rows) > self._max_waiting:",
         "if len(self._waiting) + len(rows) < 0:",
         ("H2",),
+    ),
+    Mutation(
+        "the train_loss of a resumed run counts losses from before the stop",
+        "finetune/training/trainer.py",
+        "self._total_loss_scalar -= mean",
+        "self._total_loss_scalar += mean",
+        ("D5",),
+    ),
+    Mutation(
+        "pairs lose the end that --truncation keeps",
+        "finetune/data/encoding.py",
+        'is_left = self.tokenizer.truncation_side == "left"',
+        'is_left = self.tokenizer.truncation_side == "right"',
+        ("B1",),
+    ),
+    Mutation(
+        "intervals of shares are not corrected for bias",
+        "finetune/statistics/estimates.py",
+        "np.clip((value - _bias(mean) - scale.lowest) / width, 0, 1)",
+        "np.clip((value - scale.lowest) / width, 0, 1)",
+        ("E2",),
+    ),
+    Mutation(
+        "a checkpoint that lacks weights is loaded",
+        "finetune/training/trainer.py",
+        "sorted(set(load_result.missing_keys) - left_out)",
+        "sorted(set(load_result.unexpected_keys) - left_out)",
+        ("D5",),
+    ),
+    Mutation(
+        "the user is asked for the task of whole numbers from 0 or 1 without gaps",
+        "finetune/tasks/kinds.py",
+        "is_gapless = finite[0] in (0, 1) and",
+        "is_gapless = finite[0] in () and",
+        ("B2",),
+    ),
+    Mutation(
+        "intervals over few seeds have the quantile of the normal distribution",
+        "finetune/statistics/estimates.py",
+        "float(stdtrit(max(1.0, freedom), _UPPER))",
+        "float(ndtri(_UPPER))",
+        ("G2",),
     ),
 )
 

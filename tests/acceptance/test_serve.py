@@ -194,7 +194,7 @@ class Held:
 
 
 def test_rows_that_have_no_room_in_the_queue_are_refused(single_label_run: finetune.Run) -> None:
-    """One row is computed, 256 wait: another one is refused at once, and these are answered."""
+    """One row is computed, 255 wait: two more are refused at once, one has room and is answered."""
     held = Held(finetune.Predictor(single_label_run))
     expected = finetune.Predictor(single_label_run)(["good"])["label"][0]
     with TestClient(finetune.create_app(held)) as client, ThreadPoolExecutor(4) as pool:
@@ -206,19 +206,22 @@ def test_rows_that_have_no_room_in_the_queue_are_refused(single_label_run: finet
         try:
             requests = [pool.submit(post, client, text="good")]
             assert held.has_begun.wait(HANGS)
-            requests += [pool.submit(post, client, texts=["good"] * 128) for _ in range(2)]
+            requests += [pool.submit(post, client, texts=["good"] * n) for n in (128, 127)]
+            while waiting() < 255:
+                assert not any(request.done() for request in requests)
+            more = pool.submit(post, client, texts=["good"] * 2)
+            while not more.done():
+                assert waiting() == 255
+            requests.append(pool.submit(post, client, text="good"))
             while waiting() < 256:
                 assert not any(request.done() for request in requests)
-            more = pool.submit(post, client, text="good")
-            while not more.done():
-                assert waiting() == 256
         finally:
             held.may_go_on.set()
         response = more.result()
         assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
         assert response.json() == {"detail": "too many requests wait"}
         answers = [request.result().json()["predictions"] for request in requests]
-        assert [len(predictions) for predictions in answers] == [1, 128, 128]
+        assert [len(predictions) for predictions in answers] == [1, 128, 127, 1]
         assert {row["label"] for predictions in answers for row in predictions} == {expected}
         assert post(client, text="good").status_code == 200
 

@@ -306,6 +306,20 @@ def test_two_columns_are_a_pair_where_the_tokenizer_has_pairs(
         else:
             assert ids == tokenizer(f"{first}{tokenizer.eos_token}{second}")["input_ids"]
             assert ids.count(tokenizer.eos_token_id) == 1
+    options |= dict(max_length=10, truncation="tail")
+    recipe = Text(dataset=str(table), text_columns="second,title", **options)
+    tokenizer.truncation_side = "left"
+    lengths = set()
+    for number, ids in zip(test["_row"], recipe.prepared["test"]["input_ids"], strict=True):
+        texts = [ROWS[number]["second"], ROWS[number]["title"]]
+        if family == "roberta":
+            assert ids == tokenizer(*texts, truncation="longest_first", max_length=10)["input_ids"]
+        else:
+            whole, place = tokenizer(texts)["input_ids"], ids.index(tokenizer.eos_token_id)
+            assert ids[:place] == whole[0][-place:]
+            assert ids[place + 1 :] == whole[1][place + 1 - len(ids) :]
+        lengths.add(len(ids))
+    assert lengths == {10}
 
 
 #: Long texts of several kinds: words, one word, white space, lines, deleted characters.

@@ -829,16 +829,18 @@ def test_a_signal_saves_a_checkpoint_and_the_printed_command_resumes(
 def test_the_training_loss_after_a_resume_is_the_mean_of_the_steps_since(
     train: Train, cli: Cli, whole: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Step 5 is not logged before the stop, and step 6 is logged with it afterwards."""
+    """Steps 7 to 10 are not logged before the stop, though there is an evaluation after step 9;
+    step 12 is logged with them afterwards.
+    """
     run = tmp_path / "run"
-    stopped = train(run, "--logging_steps", 2, fault="step 5,SIGTERM")
+    stopped = train(run, "--logging_steps", 6, fault="step 10,SIGTERM")
     cli(*typed_again(stopped)).succeeded()
     uninterrupted = Run.load(whole())
     losses = [entry["loss"] for entry in numbers(uninterrupted) if "loss" in entry]
     logged = [entry["loss"] for entry in numbers(Run.load(run)) if "loss" in entry]
-    assert logged == pytest.approx(np.reshape(losses, (-1, 2)).mean(axis=1).tolist(), rel=1e-5)
+    assert logged == pytest.approx(np.reshape(losses, (-1, 6)).mean(axis=1).tolist(), rel=1e-5)
     assert uninterrupted.manifest.train_loss == pytest.approx(np.mean(losses), rel=1e-5)
-    assert Run.load(run).manifest.train_loss == pytest.approx(np.mean(losses[5:]), rel=1e-5)
+    assert Run.load(run).manifest.train_loss == pytest.approx(np.mean(losses[10:]), rel=1e-5)
 
 
 @pytest.mark.contract("D5")
