@@ -38,6 +38,7 @@ def words(reviews: Path, bert: Path, tmp_path: Path) -> list[str]:
     return ["text", *paths, *shlex.split(arguments.BASE)]
 
 
+@pytest.mark.contract("A5")
 def test_every_argument_of_the_library_is_tried() -> None:
     """Those of a new release need a line in `ATTEMPTS` if their type does not say a value."""
     assert arguments.missing_lines() == []
