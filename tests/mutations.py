@@ -37,7 +37,7 @@ COPIED = (
 TIMEOUT = 900  # seconds for one mutation; a timeout counts as red
 UNCHANGED = "the code without a mistake"  # the name of the unchanged copy in the results
 PYTEST = [sys.executable, "-m", "pytest", "tests/acceptance", "-q", "-p", "no:cacheprovider"]
-ENTRIES = 48
+ENTRIES = 49
 
 
 @dataclass(frozen=True)
@@ -395,6 +395,13 @@ MUTATIONS = (
         "[entry for entry in sys.path if os.path.realpath(entry or os.curdir) != directory]",
         "[entry for entry in sys.path]",
         ("F3",),
+    ),
+    Mutation(
+        "any number of rows may wait in the queue of the server",
+        "finetune/serving/batching.py",
+        "if len(self._waiting) + len(rows) > self._max_waiting:",
+        "if len(self._waiting) + len(rows) < 0:",
+        ("H2",),
     ),
 )
 

@@ -1,10 +1,13 @@
 """Test that links, paths and quotes in the docs exist."""
 
+import ast
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 
+import finetune
 from tests.conftest import ROOT
 
 LOOP = "".join((ROOT / "examples" / "native_ddp.py").read_text(encoding="utf-8").split())
@@ -42,3 +45,17 @@ def test_links_and_paths_in_a_page_exist(page: Path) -> None:
     named = r"`((?:benchmarks|examples|finetune|recipes|tests)/[a-z0-9_/]+\.py)"
     for path in re.findall(named, page.read_text(encoding="utf-8")):
         assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_in_the_python_of_a_page_exist(page: Path) -> None:
+    """Those of the toolkit; blocks that are whole programs are run by the tests of their pages."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    for node in (node for block in blocks for node in ast.walk(ast.parse(block))):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "finetune":
+            assert hasattr(finetune, node.attr), node.attr
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(
+            ("finetune", "recipes")
+        ):
+            module = importlib.import_module(str(node.module))
+            assert all(hasattr(module, name.name) for name in node.names), node.module

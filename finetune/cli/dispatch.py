@@ -100,6 +100,8 @@ def _run(words: list[str]) -> int:
     one_process = ("check", "compare", "export", "push", "report", "serve")
     if verb in one_process and distributed.under_launcher():
         raise UserError(f"{verb} runs in one process: type python -m finetune {verb} ...")
+    if verb not in ("doctor", "search"):  # processes of a search are its workers
+        distributed.refuse_separate_processes()
     from finetune.cli import console
 
     warnings.showwarning = lambda message, *_, **__: console.print_stderr(str(message))

@@ -1,6 +1,7 @@
 """Check the columns of texts and labels of a data set before it is trained on."""
 
 import json
+import re
 import shlex
 import unicodedata
 from collections import Counter, defaultdict
@@ -192,7 +193,8 @@ def similar_names(names: Iterable[str]) -> list[list[str]]:
     for name in names:
         words = unicodedata.normalize("NFKC", name).casefold().split()
         visible = " ".join("".join(filter(str.isprintable, word)) for word in words)
-        groups[visible.lstrip("0") or "0" if visible.isdecimal() else visible].append(name)
+        # whole numbers: 007, and 7.0, as pandas writes them beside missing values
+        groups[re.sub(r"^(-?)0*(\d+?)(\.0)?$", r"\1\2", visible)].append(name)
     return [group for _, group in sorted(groups.items()) if len(group) > 1]
 
 

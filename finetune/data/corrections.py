@@ -55,17 +55,21 @@ def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Seque
 
 
 def read_suspects(path: Path) -> pd.DataFrame:
-    """Return the columns ``split``, ``digest``, ``label`` and ``new_label`` of a file, as texts.
+    """Return the columns ``split``, ``digest``, ``label``, ``new_label`` and ``text`` of a file, as
+    texts; without a column ``text``, its cells are empty.
 
     Raises:
         UserError: If a column is missing.
     """
     rows = read_file(path, ReadOptions()).rows
     lines = pd.DataFrame()
-    for name in ("split", "digest", "label", "new_label"):
+    for name in ("split", "digest", "label", "new_label", "text"):
         names = [column for column in rows.column_names if usual_name(column) == name]
         column = max(names, key=len, default=name)  # with prefixes if the user has one of that name
         if column not in rows.column_names:
+            if name == "text":
+                lines[name] = ""
+                continue
             raise UserError(
                 f"{path}: no column '{column}' (columns: {', '.join(rows.column_names)}); expected "
                 f"a {FILE} from report or check in which only 'new_label' was edited"
@@ -186,7 +190,15 @@ def _find_changes(
     def locate(numbers: pd.Series) -> str:
         return f"{flag} {path}, {Source(str(path)).locate('train', numbers.unique().tolist())}"
 
-    lines = lines.reset_index(names="line").rename(columns={"label": "text"})
+    # a spreadsheet may change a text, but not to that of another row
+    text_digests = lines["text"].map(text_digest)
+    is_moved = (text_digests != lines["digest"]) & text_digests.isin(data["digest"])
+    if is_moved.any():
+        mistakes.append(
+            f"{locate(lines.index[is_moved].to_series())}: 'text' is that of another row than "
+            "'digest': sort all columns together, or none"
+        )
+    lines = lines.drop(columns="text").reset_index(names="line").rename(columns={"label": "text"})
     pairs = lines.merge(data.reset_index(names="place"), "left", on=["split", "digest"])
     is_gone = pairs["place"].notna() & pairs["label"].isna()  # left out by an earlier file
     texts = pairs["label"].map(partial(label_text, train), "ignore")

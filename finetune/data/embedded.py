@@ -40,7 +40,7 @@ def read(dataset: str) -> dict[str, Any]:
     """
     import numpy as np
     import pandas as pd
-    from datasets import ClassLabel, Dataset, Features, Image, load_dataset
+    from datasets import ClassLabel, Dataset, Features, Image
     from PIL import Image as PIL
 
     name = dataset.removeprefix(PREFIX)
@@ -53,7 +53,7 @@ def read(dataset: str) -> dict[str, Any]:
     if name not in ("imdb", "rotten-tomatoes"):
         names = "embedded:imdb, embedded:rotten-tomatoes or embedded:digits"
         raise UserError(f"{dataset}: expected {names}")
-    rows: Any = load_dataset("csv", data_files=str(verified_path(REVIEWS)), split="train")
+    rows: Any = Dataset.from_pandas(pd.read_csv(verified_path(REVIEWS)), preserve_index=False)
     rows = rows.filter(name.replace("-", "_").__eq__, input_columns="source")
     label = ClassLabel(names=["negative", "positive"])
     return {"train": rows.remove_columns("source").cast_column("label", label)}

@@ -9,7 +9,7 @@ import glob
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,7 @@ from datasets.data_files import SPLIT_KEYWORDS
 
 from finetune.data.comma_list import split_pairs
 from finetune.data.read import existing
+from finetune.data.stored_files import METADATA, require_whole, select_data, sorted_files
 from finetune.errors import UserError, suggestion
 from finetune.runtime import formats
 
@@ -29,9 +30,8 @@ NONE = "none"
 #: Suffixes of image files.
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 #: The shard number at the end of a file's name: ``train-00000-of-00002``, ``train_1``.
-_SHARD = re.compile(r"[-_.]?(?:part[-_.]?)?\d+(?:[-_]of[-_]\d+)?$")
-#: Files without rows that ``Dataset.save_to_disk`` writes.
-_METADATA = ("dataset_dict.json", "dataset_info.json", "state.json")
+#: Old versions of the Hub added 16 digits; Spark adds a UUID: ``part-00000-<UUID>-c000.snappy``.
+_SHARD = re.compile(r"[-_.]?\d+(?:[-_]of[-_]\d+)?(?:-[0-9a-f]{8}-?[0-9a-f]{4}[-0-9a-f]{4}.*)?$")
 
 
 class NoTrainSplit(UserError):
@@ -47,12 +47,14 @@ class SplitFiles:
     Attributes:
         kind: ``tables``, or ``texts`` or ``images`` in folders named by class.
         files: The files of each split, in the order of their rows.
+        root: The folder below which the names of folders may be columns, such as ``lang=de``.
         class_level: The depth of the class folders below the directory: 0, or 1 in split folders.
         facts: Files that are not read, and splits that were chosen by a keyword.
     """
 
     kind: Literal["tables", "texts", "images"]
     files: Mapping[str, Sequence[Path]]
+    root: Path
     class_level: int = 0
     facts: Sequence[str] = ()
 
@@ -130,9 +132,16 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
         UserError: If there are no files, or if their splits are ambiguous.
     """
     path = Path(dataset).expanduser()
+    root = path.parent
     paths = [path]
+    facts = []
     if any(sign in dataset for sign in "*?[") and not path.exists():
-        paths = _sorted_files(map(Path, glob.glob(str(path), recursive=True)))
+        # a folder that exists is no pattern, even with brackets in its name
+        root = next(folder for folder in path.parents if folder.is_dir())
+        names = glob.glob(str(path.relative_to(root)), root_dir=root, recursive=True)
+        files = sorted_files(root / name for name in names)
+        paths = select_data(root, files)
+        facts = _name_unread([str(path) for path in files if path not in paths])
     elif existing(dataset).is_dir():
         return _find_in_directory(path, split_names)
     if split_names:
@@ -144,24 +153,21 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
             f"{', '.join(formats.FILES)}; text may be compressed: {', '.join(formats.COMPRESSIONS)}"
         )
     folders = {path.parent.name for path in paths}
-    names = {*map(formats.stem, paths), *(folders if len(folders) > 1 else ())}
-    if len({*map(guess_split, names)} - {None}) > 1:
+    stems = set(map(formats.stem, paths))
+    if len(folders) > 1:
+        stems |= folders
+    if len(set(map(guess_split, stems)) - {None}) > 1:
         raise UserError(f"--dataset '{dataset}': files of several splits: pass their directory")
-    return SplitFiles("tables", {"train": paths})
+    return SplitFiles("tables", {"train": paths}, root, facts=facts)
 
 
 def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> SplitFiles:
     def is_split(name: str) -> bool:
         return guess_split(name) is not None or name in split_names.values()
 
-    paths = [path.relative_to(directory) for path in files_below(directory)]
-    groups: dict[str, list[Path]] = defaultdict(list)
-    for path in paths:
-        if formats.suffix(path) in formats.FILES:
-            # the first folder that names a split, else the file name without its shard number
-            stem = formats.stem(path)
-            names = [*path.parts[:-1], _SHARD.sub("", stem) or stem]
-            groups[next(filter(is_split, names), names[0])].append(path)
+    files = files_below(directory)
+    paths = [path.relative_to(directory) for path in select_data(directory, files)]
+    groups = _group_tables(paths, is_split)
     kind: Literal["tables", "texts", "images"] = "tables"
     class_level = 0
     if not any(map(is_split, groups)):
@@ -179,25 +185,47 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
             groups = {"train": next(iter(groups.values()))}
     hint = f"; or read several files as one with a pattern: --dataset '{directory}/*.csv'"
     chosen, facts = choose_splits(str(directory), groups, split_names, hint)
-    for split, name in chosen.items() if kind == "tables" else ():
-        if len(groups[name]) > 1:
-            facts.append(f"read as the {split} split: {_list_names([*map(str, groups[name])])}")
-    grouped = {path for group in groups.values() for path in group}
-    if unread := [str(path) for path in paths if path not in grouped]:
-        facts.append(f"not read: {_list_names(unread)}")
-    files = {split: [directory / path for path in groups[name]] for split, name in chosen.items()}
-    return SplitFiles(kind, files, class_level, facts)
+    chosen_files = {split: [directory / p for p in groups[name]] for split, name in chosen.items()}
+    if kind == "tables":
+        for split, name in chosen.items():
+            require_whole(split, chosen_files[split])
+            if len(groups[name]) > 1:
+                names = _list_names(list(map(str, groups[name])))
+                facts.append(f"read as the {split} split: {names}")
+    grouped = {directory / path for group in groups.values() for path in group}
+    unread = [str(path.relative_to(directory)) for path in files if path not in grouped]
+    facts += _name_unread(unread)
+    return SplitFiles(kind, chosen_files, directory, class_level, facts)
+
+
+def _group_tables(paths: Iterable[Path], is_split: Callable[[str], bool]) -> dict[str, list[Path]]:
+    """Return tables by the first folder that names a split, else by the name without its shard.
+
+    Folders such as ``lang=de`` are columns, except ``split=test``.
+    """
+    groups: dict[str, list[Path]] = defaultdict(list)
+    for path in paths:
+        if formats.suffix(path) not in formats.FILES:
+            continue
+        stem = formats.stem(path)
+        folders = (folder.removeprefix("split=") for folder in path.parts[:-1])
+        names = [folder for folder in folders if "=" not in folder]
+        names.append(_SHARD.sub("", stem) or stem)
+        groups[next(filter(is_split, names), names[0])].append(path)
+    return groups
 
 
 def files_below(directory: Path) -> list[Path]:
     """Return all files below a directory, 2 sorted before 10, without hidden files."""
     names = map(Path, glob.glob("**", root_dir=directory, recursive=True))
-    return _sorted_files(directory / name for name in names if name.name not in _METADATA)
+    return sorted_files(directory / name for name in names if name.name not in METADATA)
 
 
-def _sorted_files(paths: Iterable[Path]) -> list[Path]:
-    files = [path for path in paths if path.is_file()]
-    return sorted(files, key=lambda path: re.sub(r"\d+", lambda n: n[0].zfill(20), str(path)))
+def _name_unread(names: Sequence[str]) -> list[str]:
+    """Return a fact about files that are not read, if there are any."""
+    if not names:
+        return []
+    return [f"not read: {_list_names(names)}"]
 
 
 def _list_names(names: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Value
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from finetune.data.stored_files import refuse_pointer
 from finetune.data.targets import refuse_or_drop
 from finetune.errors import Report, UserError
 from finetune.runtime import activity
@@ -66,7 +67,10 @@ def thumbnail(image: Mapping[str, Any]) -> bytes:
 def read_bytes(image: Mapping[str, Any]) -> bytes:
     """Return the encoded bytes of an image, read from its file if there is only a path."""
     content = image.get("bytes")
-    return bytes(content) if content is not None else Path(str(image["path"])).read_bytes()
+    if content is None:
+        content = Path(str(image["path"])).read_bytes()
+        refuse_pointer(content[:64], "it")
+    return bytes(content)
 
 
 def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:

@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -139,6 +139,18 @@ def parse_number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, OverflowError):  # Overflow: a huge integer
         return None
+
+
+def find_thousands(values: Iterable[Any]) -> tuple[str, str] | None:
+    """Return two texts of numbers, such as ``796`` and ``1.277``, if the point is likely to
+    separate thousands: three digits follow each point, and the numbers without one are below 1000.
+    """
+    texts = [value.strip() for value in values if isinstance(value, str)]
+    grouped = {text for text in texts if re.fullmatch(r"[-+]?[1-9]\d{0,2}\.\d{3}", text)}
+    plain = {text for text in texts if re.fullmatch(r"[-+]?\d{1,3}", text)}
+    if len(grouped) < 3 or not plain or not grouped.union(plain).issuperset(texts):
+        return None
+    return min(plain), min(grouped)
 
 
 def natural_key(name: str) -> tuple[bool, float, str]:
@@ -284,6 +296,8 @@ def _read_names(
         labels = parse_list(value)
         if labels is None and options.separator and not looks_printed(value):
             labels = str(value).split(options.separator)
+            if any(part.strip().startswith('"') and part.count('"') == 1 for part in labels):
+                labels = None  # a separator within quotation marks
         if is_set:
             cell = [_class_name(label).strip() for label in labels or ()]
             is_refused = labels is None or not all(map(is_class, labels))
@@ -351,6 +365,18 @@ def encode_numbers(
     for split, group in columns.items():
         parsed = []
         for column in group:
+            if thousands := find_thousands(column.values):
+                plain, grouped = thousands
+                whole = grouped.replace(".", "")
+                place = [str(value).strip() for value in column.values].index(grouped)
+                report.error(
+                    f"'{column.name}' holds {grouped!r} beside {plain!r}: the point may separate "
+                    f"thousands, as in {whole}",
+                    split=split,
+                    rows=column.first_row(place),
+                    fix=f"expected numbers written alike, {whole} and {plain}, or {grouped} and "
+                    f"{plain}.000",
+                )
             values = np.array([*map(parse_number, column.values), None], dtype=float)
             values[np.abs(values) > np.finfo(np.float32).max] = np.nan
             numbers = values.astype(np.float32)[column.codes]  # code -1: the last value, NaN

@@ -32,12 +32,13 @@ from python_calamine import CalamineError, CalamineWorkbook, SheetTypeEnum, Shee
 
 from finetune.data import arrow, caches, read_text
 from finetune.data.read_text import ROWS_AT_ONCE, ReadOptions, Record
+from finetune.data.stored_files import refuse_pointer
 from finetune.errors import UserError, suggestion
 from finetune.runtime import activity, formats
 from finetune.runtime.files import replacing
 
 #: Part of the name of a cached copy: increase it when the same file should yield other rows.
-_VERSION = 7
+_VERSION = 8
 #: Suffixes of the files that can be read, without the suffix of a compression.
 READABLE = (*formats.FILES, ".txt")
 #: Suffixes of the files whose rows have line numbers.
@@ -99,6 +100,8 @@ def read_file(path: Path, options: ReadOptions) -> FileRows:
         with contextlib.suppress(pa.ArrowException, OSError):  # missing or damaged
             return _open_copy(path, link)
         with path.open("rb") as file:
+            refuse_pointer(file.read(64), str(path))
+            file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         copy = _copy_of((path.name, digest), options)
         try:
@@ -118,7 +121,9 @@ def read_whole_text(path: Path, options: ReadOptions) -> str:
     """Return the text of a whole file; raise a ``UserError`` if it is not text."""
     with _explain(path):
         encoding = read_text.encoding_of(path, options.encoding)
-        return "".join(read_text.text_lines(path, encoding))
+        text = "".join(read_text.text_lines(path, encoding))
+    refuse_pointer(text[:64].encode(), str(path))
+    return text
 
 
 def existing(name: str) -> Path:
@@ -204,7 +209,7 @@ def _explain(path: Path) -> Iterator[None]:
 def _arrow_tables(path: Path) -> Iterator[pa.Table]:
     if formats.suffix(path) == ".parquet":
         # with `pre_buffer`, a whole row group, e.g. 650,000 texts, would be in memory
-        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=2**16)
+        file = pq.ParquetFile(path.absolute(), pre_buffer=False, buffer_size=2**16)
         schema = file.schema_arrow
         parts = file.iter_batches(batch_size=ROWS_AT_ONCE)
     else:

@@ -32,6 +32,8 @@ _SAMPLED_ROWS = 200
 ROWS_AT_ONCE = 1024
 _LONGEST_FIELD = 2**24  # characters; a longer field is an unclosed quote
 csv.field_size_limit(_LONGEST_FIELD)
+#: The line above the header that names the separator for Excel; a spreadsheet may have padded it.
+_SEPARATOR_LINE = re.compile(r'"?sep=([^\w\s"]|\t)"?\1*\s*')
 #: Bytes of Windows-1252 before and after words: quotation marks, dashes and the like.
 _SIGNS = "\xa0\xad\u2026\u201e\u2018\u2019\u201c\u201d\u2013\u2014«»™®".encode("cp1252")
 #: Bytes that are UTF-8, except those that may be Windows-1252 too, such as ``É»`` after a word.
@@ -185,6 +187,15 @@ def text_lines(path: Path, encoding: str | None) -> Iterator[str]:
             yield line
 
 
+def _table_lines(path: Path, encoding: str | None) -> tuple[Iterator[str], str | None]:
+    """Return the lines of a table, and the separator in Excel's line ``sep=;``, made blank."""
+    lines = text_lines(path, encoding)
+    first = next(lines, "")
+    if match := _SEPARATOR_LINE.fullmatch(first):
+        return itertools.chain(["\n"], lines), match[1]
+    return itertools.chain([first], lines), None
+
+
 def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
     """Return the options with all values set, detected if necessary, and facts about unusual ones.
 
@@ -198,6 +209,12 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
     options = replace(options, encoding=encoding)
     if not (usual := formats.SEPARATORS.get(formats.suffix(path))):
         return options, facts
+    _, excel_separator = _table_lines(path, encoding)
+    if options.separator is None and excel_separator is not None:
+        facts.append(
+            f"fields separated by {excel_separator!r}, as its first line says (--csv_separator)"
+        )
+        options = replace(options, separator=excel_separator)
     if options.separator is None:
         # another separator only if it is the only one with the same number of fields in all rows
         possible = []
@@ -259,7 +276,7 @@ def records(path: Path, options: ReadOptions) -> Iterator[Record]:
     separator = options.separator or ","
     header: list[str] = []
     line = 1
-    lines = text_lines(path, options.encoding)
+    lines, _ = _table_lines(path, options.encoding)
     quoting: Literal[0, 3] = csv.QUOTE_NONE if options.quoting == "none" else csv.QUOTE_MINIMAL
     reader = csv.reader(lines, delimiter=separator, quoting=quoting, strict=True)
     try:

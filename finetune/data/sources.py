@@ -21,6 +21,7 @@ from finetune.data.files_of_splits import SplitFiles, choose_splits, find_files
 from finetune.data.prediction_columns import set_aside
 from finetune.data.read import read_file
 from finetune.data.read_text import ReadOptions
+from finetune.data.stored_files import folder_columns
 from finetune.errors import SHOWN_PLACES, Report, UserError
 from finetune.runtime import hub
 
@@ -93,7 +94,7 @@ class Source:
         if self.kind == "local":
             facts = self.files.facts
             splits = {
-                split: _join_files(split, paths, self.options, report)
+                split: _join_files(split, paths, self.files.root, self.options, report)
                 if self.files.kind == "tables"
                 else self._read_classes(paths)
                 for split, paths in self.files.files.items()
@@ -178,16 +179,29 @@ def number_rows(dataset: DatasetDict) -> DatasetDict:
     )
 
 
-def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report: Report) -> Dataset:
-    """Concatenate the rows of files; raise a ``UserError`` if their columns or types differ."""
+def _join_files(
+    split: str, paths: Sequence[Path], root: Path, options: ReadOptions, report: Report
+) -> Dataset:
+    """Concatenate the rows of files, with the columns in the names of folders below ``root``.
+
+    Raises:
+        UserError: If the columns or types of the files differ.
+    """
     tables: list[Dataset] = []
     facts: dict[str, str] = {}  # the first file of each fact
     for path in paths:
         file = read_file(path, options)
-        tables.append(file.rows)
+        rows = file.rows
+        for name, value in folder_columns(path.relative_to(root)).items():
+            if name not in rows.column_names:
+                rows = rows.add_column(name, [value] * len(rows), feature=Value("string"))
+                facts.setdefault(f"the column '{name}' is in the names of folders", path.name)
+            else:
+                facts.setdefault(f"'{name}' is read from the file, not its folder", path.name)
+        tables.append(rows)
         for fact in file.facts:
             facts.setdefault(fact, path.name)
-        columns = file.rows.column_names
+        columns = rows.column_names
         expected = tables[0].column_names
         if {*columns} != {*expected}:
             raise UserError(f"{path}: columns {columns}, expected {expected} as in {paths[0]}")

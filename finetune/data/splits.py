@@ -25,10 +25,11 @@ from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
 from finetune.data import arrow, targets
-from finetune.data.columns import describe_columns
+from finetune.data.columns import describe_columns, similar_names
 from finetune.data.digests import drop_repeated
 from finetune.data.prediction_columns import OF_DATA
 from finetune.data.targets import refuse_or_drop, report_rows
+from finetune.data.times import lacks_year, read_times
 from finetune.errors import Report, UserError, counted
 
 #: The splits that are split off the training rows, in this order.
@@ -51,6 +52,7 @@ class Plan:
     test_size: float | None = None
     group_column: str | None = None
     time_column: str | None = None
+    time_format: str | None = None
     drop_invalid: bool = False
 
 
@@ -88,11 +90,15 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
     fix = "--drop_invalid leaves them out"
     if kind == "time":
         texts = _read_texts(train, column, flag)
-        times = _read_times(texts)
+        times = read_times(texts, plan.time_format, flag)
+        if plan.time_format and lacks_year(plan.time_format):
+            form = f"--time_format {plan.time_format}"
+            report.warning(f"{form}: no year, so every January is before every December")
         index.loc[is_train, "time"] = index["row"].map(times)
         if len(unreadable := texts[times.isna()].dropna()):
             description += f", or one like {unreadable.iloc[0]!r}"
-            fix = f"{flag} takes numbers, or dates like 2024-01-31; {fix}"
+            expected = plan.time_format or "numbers, or dates like 2024-01-31"
+            fix = f"{flag} takes {expected} (--time_format %d.%m.%Y reads other forms); {fix}"
     else:
         groups = []
         for split in splits:
@@ -101,7 +107,8 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
             else:
                 groups.append(pd.Series(index=range(len(dataset[split])), dtype=object))
                 report.info(f"{flag}: the {split} data has no such column; no rows are left out")
-        codes = pd.factorize(pd.concat(groups))[0]
+        codes, names = pd.factorize(pd.concat(groups))
+        _report_spellings(names, flag, report)
         index["group"] = np.where(codes < 0, np.nan, codes)
     is_unusable = is_train & index[kind].isna()
     rows = index["row"][is_unusable]
@@ -118,27 +125,32 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
     return index[~is_shared]
 
 
+def _report_spellings(names: pd.Index, flag: str, report: Report) -> None:
+    """Add a warning to ``report`` if groups differ only by case, blanks and the like."""
+    similar = similar_names(names)
+    if not similar:
+        return
+    examples = [" and ".join(map(ascii, spellings)) for spellings in similar[:3]]
+    report.warning(
+        f"{flag}: {counted(len(similar), 'group')} with several spellings, which may be in "
+        f"different splits, such as {'; '.join(examples)}",
+        "similar_groups",
+        fix="if they are the same, make them identical in the data",
+    )
+
+
 def _read_texts(rows: Dataset, column: str, flag: str) -> pd.Series:
-    """Return a column as texts; blank ones are missing."""
+    """Return a column as texts, 3.0 as 3; blank ones are missing."""
     values = arrow.column(rows, column)
     if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
         raise UserError(f"{flag}: expected texts, numbers or dates, found {values.type}")
     texts: pd.Series = values.cast(pa.string()).to_pandas()
     if isinstance(values.type, pa.JsonType):  # 1 and "1" are one group
         texts = texts.map(lambda text: str(json.loads(text)), na_action="ignore")
-    return texts.where(texts.str.strip() != "")
-
-
-def _read_times(texts: pd.Series) -> pd.Series:
-    """Parse texts as numbers or as ISO 8601 dates (in microseconds), whichever fits more of them;
-    NaN for the others.
-    """
-    texts = texts.str.strip()
-    numbers: pd.Series = pd.to_numeric(texts, errors="coerce").replace([np.inf, -np.inf], np.nan)
-    dates = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
-    if numbers.count() >= dates.count():
-        return numbers
-    return dates.dt.as_unit("us").astype("int64").where(dates.notna())
+    texts = texts.where(texts.str.strip() != "")
+    # as pandas writes whole numbers beside missing ones
+    whole: pd.Series = texts.str.replace(r"^(-?\d+)\.0$", r"\1", regex=True)
+    return whole
 
 
 def make_splits(

@@ -40,12 +40,12 @@ _FORKS_WORKERS: ContextVar[bool] = ContextVar("forks_workers", default=False)
 
 def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
     """Replace text ``columns``, in the order in which the model reads them, by ``text`` and
-    ``texts``; no text may be missing.
+    ``texts``. Rows that lack one of them are left out later, with their labels.
     """
 
     def combine(*texts: Sequence[str]) -> dict[str, list[Any]]:
         rows = [list(row) for row in zip(*texts, strict=True)]
-        return {"text": ["\n".join(row) for row in rows], TEXTS: rows}
+        return {"text": ["\n".join(filter(None, row)) for row in rows], TEXTS: rows}
 
     splits = DatasetDict()
     for split, rows in dataset.items():

@@ -25,13 +25,13 @@ from finetune.export import FOLDER
 from finetune.export.engines import Session
 from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export, Facts, sha256
 from finetune.export.module import TorchSession, facts_of
-from finetune.export.predictor import Predictor
+from finetune.export.quantization import quantize_weights
 from finetune.export.text import TextEncoder
+from finetune.export.verification import Verification
+from finetune.models.families import NOT_EXPORTED
 from finetune.runs.run import Run
 from finetune.runtime import hub
 from finetune.runtime.importing import require_packages
-from finetune.statistics.metrics import estimate, estimate_difference, find_metrics
-from finetune.statistics.scored import agreement
 
 _MOST_ROWS = 1000  # validation rows of the check
 _MOST_DIFFERENT = 1e-4  # of probabilities; of numbers, in standard deviations
@@ -50,15 +50,18 @@ def export(
 ) -> Export:
     """Export the model of a run to ONNX, for use without torch, and check it.
 
-    On up to 1,000 validation rows of the run, no decision may differ from that of the model in
-    fp32, and no probability by more than 1e-4 (no predicted number by more than 1e-4 standard
-    deviations). If a check fails, no directory is written.
+    On up to 1,000 validation rows of the run, and on texts of up to ``max_length`` words that are
+    made from them, no decision may differ from that of the model in fp32, and no probability by
+    more than 1e-4 (no predicted number by more than 1e-4 standard deviations). The answer to a row
+    alone, in a batch or padded must be the same in this sense, also with ``quantize``. If a check
+    fails, no directory is written.
 
     Args:
         run: A run that reads texts, or its directory.
         output: The directory to write; an export that is there is replaced. None for ``export`` in
             the directory of the run, where ``--engine`` finds it.
-        quantize: ``int8`` for weights in 8 bits, by the dynamic quantization of ONNX Runtime.
+        quantize: ``int8`` for weights in 8 bits; activations are quantized with a scale for each
+            token, so that an answer does not depend on the other rows of its batch.
         accept_changes: Whether quantization may change more than 1% of the decisions.
         trust_recipe: See :meth:`Run.load`.
 
@@ -67,7 +70,7 @@ def export(
 
     Raises:
         UserError: If the run cannot be exported, or if quantization changes too many decisions.
-        RunError: If the export does not answer as the run.
+        RunError: If the export does not answer as the run, or depends on the other rows.
     """
     require_packages("export", "onnx", "onnxscript", "onnxruntime", extra="onnx")
     if quantize not in (None, "int8"):
@@ -77,6 +80,10 @@ def export(
         raise UserError(run.unfinished)
     recipe: Any = run.recipe(scores=False)
     facts = facts_of(run, recipe)
+    config = recipe.model_config
+    if config is not None and config.model_type in NOT_EXPORTED:
+        reason = f"torch.onnx cannot export models of the type '{config.model_type}'"
+        raise UserError(f"{run.path}: {reason}; use finetune.predict, or serve {run.path}")
     target = Path(output or run.path / FOLDER).expanduser()
     if target.exists() and not (target / EXPORT).exists():
         raise UserError(f"--output {target} exists and is no export: name another directory")
@@ -86,27 +93,27 @@ def export(
     versions = run.manifest.versions | {name: version(name) for name in _LIBRARIES}
     facts = replace(facts, inputs=[n for n in facts.inputs if n in names], versions=versions)
     with _renamed_at_the_end(target) as directory:
-        encoder = TextEncoder(recipe.processing_class(), facts)
-        _write_model(model, encoder, texts, directory / MODEL)
+        _write_model(model, facts, directory / MODEL)
         _write_tokenizer(recipe.processing_class(), facts, directory / TOKENIZER)
         facts = _write_facts(directory, facts)
-        reference = run.kind.scored(labels, encoder.logits(texts, TorchSession(model)))
-        answers = run.kind.scored(labels, Predictor(directory).logits(texts))
-        check = agreement(reference, answers)
-        if check["changed"] or not check["largest_difference"] <= _MOST_DIFFERENT:
+        encoder = TextEncoder(recipe.processing_class(), facts)
+        session = TorchSession(model)
+        rows = Verification(run, texts, labels, facts, lambda rows: encoder.logits(rows, session))
+        check = rows.check(directory, facts)
+        differs = check["changed"] or not check["largest_difference"] <= _MOST_DIFFERENT
+        if differs or _depends_on_neighbours(check):
             raise RunError(f"{run.path}: the export does not answer as the run: {_listed(check)}")
         facts = _write_facts(directory, facts, check=check | _measure(directory, facts))
         if quantize:
-            _quantize(directory)
+            quantize_weights(directory / MODEL)
             facts = _write_facts(directory, facts)
-            answers = run.kind.scored(labels, Predictor(directory).logits(texts))
-            check = agreement(reference, answers)
-            if check["changed"] > _MOST_CHANGED * len(texts) and not accept_changes:
+            check = rows.check(directory, facts)
+            if _depends_on_neighbours(check):
+                raise RunError(f"{run.path}: --quantize {quantize}: {_listed(check)}")
+            if check["changed"] > _MOST_CHANGED * check["rows"] and not accept_changes:
                 hint = "add --accept_changes, or export without --quantize"
                 raise UserError(f"--quantize {quantize}: {_listed(check)}; {hint}")
-            name, metric = next(iter(find_metrics(run.kind.label_kind, run.kind.metrics).items()))
-            check["score"] = estimate(answers, {name: metric})
-            check["difference"] = estimate_difference(reference, answers, {name: metric})
+            check |= rows.scores(directory, facts)
             check |= {"weights": quantize} | _measure(directory, facts)
             _write_facts(directory, facts, quantized=check)
     return Export.load(target)
@@ -122,10 +129,18 @@ def _validation_rows(run: Run, recipe: Any) -> tuple[list[Any], np.ndarray]:
     return texts, run.kind.targets(values(rows))
 
 
+def _depends_on_neighbours(check: dict[str, Any]) -> bool:
+    neighbours = check["neighbours"]
+    return bool(neighbours["changed"] or not neighbours["largest_difference"] <= _MOST_DIFFERENT)
+
+
 def _listed(check: dict[str, Any]) -> str:
+    neighbours = check["neighbours"]
     return (
-        f"{check['changed']:,} of {check['rows']:,} validation rows have another prediction, "
-        f"the largest difference is {check['largest_difference']:.2g}"
+        f"{check['changed']:,} of {check['rows']:,} rows have another prediction, the largest "
+        f"difference is {check['largest_difference']:.2g}; in a batch or padded, "
+        f"{neighbours['changed']:,} of {neighbours['rows']:,} have another prediction than alone, "
+        f"the largest difference is {neighbours['largest_difference']:.2g}"
     )
 
 
@@ -161,23 +176,22 @@ class _Logits(torch.nn.Module):
         return self.model(**dict(zip(self.names, inputs, strict=True)))["logits"]
 
 
-def _write_model(
-    model: torch.nn.Module, encoder: TextEncoder, texts: Sequence[Any], path: Path
-) -> None:
+def _write_model(model: torch.nn.Module, facts: Facts, path: Path) -> None:
     size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     if size > _MOST_WEIGHTS:
         raise UserError(f"the model has {size / 2**30:.1f} GiB of weights, an export at most 2")
-    # several rows: torch takes a size of 1 for a constant
-    _, batch = next(encoder.batches(encoder.rows([*texts[:2], *texts[:2]])[0]))
-    names = [*batch]
-    inputs = tuple(map(torch.from_numpy, batch.values()))
-    sizes = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in names)
+    # the values do not matter, but torch takes a size of 1 for a constant
+    shape = (2, max(2, min(8, facts.encoding["max_length"])))
+    inputs = {name: torch.ones(shape, dtype=torch.int64) for name in facts.inputs}
+    if "token_type_ids" in inputs:
+        inputs["token_type_ids"].zero_()
+    sizes = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in inputs)
     try:
         with _quiet(), torch.no_grad():
             program: Any = torch.onnx.export(
-                _Logits(model, names),
-                inputs,
-                input_names=names,
+                _Logits(model, list(inputs)),
+                tuple(inputs.values()),
+                input_names=list(inputs),
                 output_names=["logits"],
                 dynamic_shapes=(sizes,),
                 verbose=False,
@@ -186,8 +200,9 @@ def _write_model(
             node.metadata_props.clear()
         program.save(path, external_data=False)
     except torch.onnx.errors.OnnxExporterError as error:
-        reason = str(error.__cause__ or error).strip().partition("\n")[0]
-        raise UserError(f"torch.onnx cannot export {type(model).__name__}: {reason}") from error
+        cause = str(error.__cause__ or error).strip().partition("\n")[0]
+        reason = f"torch {torch.__version__} cannot export {type(model).__name__}: {cause:.200}"
+        raise UserError(f"{reason}; use finetune.predict, or serve the run") from error
 
 
 @contextlib.contextmanager
@@ -218,22 +233,14 @@ def _write_tokenizer(source: Any, facts: Facts, path: Path) -> None:
     tokenizer.save(str(path))
 
 
-def _quantize(directory: Path) -> None:
-    """Replace the model by one with weights in 8 bits."""
-    import onnx
-    from onnxruntime.quantization import quantize_dynamic
-
-    model = onnx.load(directory / MODEL)
-    del model.graph.value_info[:]  # recorded shapes may be wrong (onnxscript 0.6): inferred again
-    with _quiet():
-        quantize_dynamic(model, directory / MODEL)
-
-
 def _measure(directory: Path, facts: Facts) -> dict[str, Any]:
     """Return the size of the model, and the median milliseconds for a row of 32 tokens."""
     session = Session(directory / MODEL, "onnxruntime", bf16=False)
     tokens = np.ones((1, min(32, facts.encoding["max_length"])), np.int64)
     row = {name: tokens * (name != "token_type_ids") for name in facts.inputs}
+    if end := facts.encoding["eos_token"]:  # BART and T5 read the text there
+        number = Tokenizer.from_file(str(directory / TOKENIZER)).token_to_id(end)
+        row["input_ids"] = np.append(tokens[:, 1:], [[number]], axis=1)
     seconds = []
     for _ in range(30):
         started = time.perf_counter()

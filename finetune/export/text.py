@@ -72,10 +72,19 @@ class TextEncoder:
         """Return tokenized rows, and the number of the text of each: several windows may be one."""
         if self._windows is not None:
             windows = [*self._windows.rows(texts)]
-            return [row for _, row in windows], np.array([number for number, _ in windows])
+            numbers = np.array([number for number, _ in windows])
+            return [self._with_token(row) for _, row in windows], numbers
         columns = self._encoder(texts)
-        tokens = zip(*columns.values(), strict=True)
-        return [dict(zip(columns, row, strict=True)) for row in tokens], np.arange(len(texts))
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return [self._with_token(row) for row in rows], np.arange(len(texts))
+
+    def _with_token(self, row: Columns) -> Columns:
+        """Return a row with at least one token: some tokenizers have none for an empty text, and
+        without one its answer depends on the padding.
+        """
+        if row["input_ids"]:
+            return row
+        return {name: [self._padding[name]] for name in row} | {"attention_mask": [1]}
 
     def batches(self, rows: Sequence[Columns]) -> Iterator[tuple[np.ndarray, Inputs]]:
         """Yield the numbers of the rows of each batch, of similar length, and its padded inputs,
@@ -84,7 +93,7 @@ class TextEncoder:
         lengths = np.array([len(row["input_ids"]) for row in rows])
         order = np.argsort(-lengths, kind="stable")
         while len(order):
-            longest = max(1, int(lengths[order[0]]))  # some tokenizers have none for an empty text
+            longest = int(lengths[order[0]])
             numbers, order = np.split(order, [min(_ROWS, max(1, _TOKENS // longest))])
             batch = {}
             for name in self._inputs:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import Conv2d, Linear, Module, ModuleList
+from torch.nn import Conv2d, Linear, Module, ModuleList, Parameter
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from finetune.data.comma_list import split_values
 from finetune.errors import UserError, counted, suggestion
-
-_EMBEDDINGS = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe|shared)(\.|$)")
+from finetune.models import loaded_weights
 
 
 def freeze_or_add_adapter(model: Module, options: Mapping[str, Any]) -> Module:
     """Return ``model`` with an adapter or frozen layers, as the options of a recipe say.
+
+    Weights that loading created are trained in both cases.
 
     Raises:
         UserError: If the model has no such layers, or is not a model of ``transformers``.
@@ -29,21 +29,44 @@ def freeze_or_add_adapter(model: Module, options: Mapping[str, Any]) -> Module:
         return model
     flag = f"--adapter {adapter}" if adapter else f"--freeze {frozen}"
     base = getattr(model, getattr(model, "base_model_prefix", ""), None)
-    if not isinstance(model, PreTrainedModel) or not isinstance(base, Module):
-        name = type(model).__name__
-        raise UserError(f"{flag}: expected a model of transformers with a base model, found {name}")
+    parts = {name: module for name, module in model.named_children() if module is not base}
+    heads = [name for name, module in parts.items() if list(module.parameters())]
+    if not isinstance(model, PreTrainedModel) or not isinstance(base, Module) or not heads:
+        raise UserError(
+            f"{flag}: expected a model of transformers with a base model and a head beside it, "
+            f"found {type(model).__name__}"
+        )
+    new = loaded_weights.get(model).new
+    new_weights = {weight for key, weight in model.named_parameters() if key in new}
     if frozen:
         for parameter in _frozen(base, frozen):
-            parameter.requires_grad_(False)
-        return model
-    return _add_lora(model, base, options)
+            if parameter not in new_weights:
+                parameter.requires_grad_(False)
+    else:
+        model = _add_lora(model, base, heads, new_weights, options)
+    _keep_statistics(model)
+    return model
+
+
+def _keep_statistics(model: Module) -> None:
+    """Let frozen batch normalization use and keep its statistics, which have no gradients."""
+    for layer in model.modules():
+        is_trained = any(weight.requires_grad for weight in layer.parameters())
+        if hasattr(layer, "running_mean") and not is_trained:
+            layer.register_forward_pre_hook(_use_stored_statistics)
+
+
+def _use_stored_statistics(layer: Module, _: Any) -> None:
+    """Keep a frozen batch normalization in evaluation mode, whatever ``model.train()`` sets."""
+    layer.eval()
 
 
 def _frozen(base: Any, text: str) -> list[torch.nn.Parameter]:
     """Return the parameters that ``--freeze`` names; of layers also the embeddings below them."""
     if text == "base":
         return list(base.parameters())
-    embeddings = [p for name, p in base.named_parameters() if _EMBEDDINGS.search(name)]
+    pattern = loaded_weights.EMBEDDINGS
+    embeddings = [weight for name, weight in base.named_parameters() if pattern.search(name)]
     if text == "embeddings":
         return embeddings
     encoder = base.get_encoder() if base.config.is_encoder_decoder else base
@@ -59,18 +82,28 @@ def _frozen(base: Any, text: str) -> list[torch.nn.Parameter]:
     return [*embeddings, *(p for layer in stack[:count] for p in layer.parameters())]
 
 
-def _add_lora(model: PreTrainedModel, base: Module, options: Mapping[str, Any]) -> Module:
-    """Return a ``PeftModel`` that trains adapters in linear layers of ``base``, and the head.
+def _add_lora(
+    model: PreTrainedModel,
+    base: Module,
+    heads: list[str],
+    new: set[Parameter],
+    options: Mapping[str, Any],
+) -> Module:
+    """Return a ``PeftModel`` that trains adapters in linear layers of ``base``, the ``heads``, and
+    the ``new`` weights; the adapter holds all of them.
 
     ``model.add_adapter`` would be shorter, but its model cannot resume or load its best checkpoint.
     """
     from peft import LoraConfig, get_peft_model
 
-    layers = {
-        f"{model.base_model_prefix}.{name}": module
-        for name, module in base.named_modules()
-        if isinstance(module, (Linear, Conv1D, Conv2d))
-    }
+    prefix = model.base_model_prefix
+    created = []  # modules with new weights of their own
+    layers = {}
+    for name, module in base.named_modules(prefix=prefix):
+        if not new.isdisjoint(module.parameters(recurse=False)):
+            created.append(name)
+        elif isinstance(module, (Linear, Conv1D, Conv2d)):
+            layers[name] = module
     targets = split_values(options["lora_targets"] or "")
     for target in targets:
         if not any(f".{name}".endswith(f".{target}") for name in layers):
@@ -79,15 +112,14 @@ def _add_lora(model: PreTrainedModel, base: Module, options: Mapping[str, Any]) 
                 f"--lora_targets {target}: no linear layer has this name"
                 f"{suggestion(target, names)} (available: {', '.join(names)})"
             )
-    parts = {name: module for name, module in model.named_children() if module is not base}
-    heads = [name for name, module in parts.items() if list(module.parameters())]
     linear = [name for name, layer in layers.items() if not isinstance(layer, Conv2d)]
     config = LoraConfig(
         r=options["lora_rank"],
         lora_alpha=options["lora_alpha"],
         lora_dropout=options["lora_dropout"],
         target_modules=targets or linear or list(layers),
-        modules_to_save=heads,
+        modules_to_save=heads + created,
+        exclude_modules=created or None,
         use_dora=options["lora_dora"],
         use_rslora=options["lora_rslora"],
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),

@@ -5,8 +5,10 @@ rightmost that is not padding (GPT-2, Llama, Qwen, Gemma), the last (XLNet, whic
 left), or the end-of-sequence token (T5, BART).
 """
 
+import contextlib
 import copy
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     AutoModelForSequenceClassification,
     PretrainedConfig,
+    PreTrainedTokenizerBase,
 )
 
 from finetune.errors import UserError
@@ -23,17 +26,23 @@ from finetune.errors import UserError
 UNUSED = {"big_bird": ("bert.pooler.",), "xlnet": ("transformer.mask_emb",)}
 #: Families that overflow in bf16 and fp16: DeBERTa v1 masks with the lowest fp32 number.
 OVERFLOWING = frozenset({"deberta"})
+#: Families that torch.onnx (2.13) cannot export: their code depends on values of the inputs.
+NOT_EXPORTED = frozenset({"longformer", "xlnet"})
 #: Names of dropouts, and of those of heads and activations; the latter are set only if above 0.
 _DROPOUT = re.compile(r"dropout|pdrop")
 _HEAD_DROPOUT = re.compile(r"classif|cls|summary|pooler|activation|qa")
 
 
-def _position_tables(config: PretrainedConfig) -> list[torch.nn.Embedding]:
-    """Return the position embeddings of a model, on the meta device, without weights."""
+def without_weights(config: PretrainedConfig) -> torch.nn.Module:
+    """Return the text classifier of a configuration, on the meta device.
+
+    Raises:
+        UserError: If ``transformers`` cannot build it.
+    """
     auto: Any = AutoModelForSequenceClassification  # which has no annotations
     try:
         with torch.device("meta"):
-            modules = auto.from_config(copy.deepcopy(config)).named_modules()
+            model: torch.nn.Module = auto.from_config(copy.deepcopy(config))
     except Exception as error:  # whatever is in config.json
         reason = str(error).partition("\n")[0]
         raise UserError(
@@ -41,9 +50,14 @@ def _position_tables(config: PretrainedConfig) -> list[torch.nn.Embedding]:
             f"head in transformers, for example bert or llama; found type '{config.model_type}': "
             f"{reason}"
         ) from error
+    return model
+
+
+def _position_tables(config: PretrainedConfig) -> list[torch.nn.Embedding]:
+    """Return the position embeddings of a model, on the meta device, without weights."""
     return [
         module
-        for name, module in modules
+        for name, module in without_weights(config).named_modules()
         if re.search(r"pos[^.]*$|\bwpe$", name) and isinstance(module, torch.nn.Embedding)
     ]
 
@@ -64,6 +78,47 @@ def positions(config: PretrainedConfig) -> int | None:
         for table in _position_tables(config)
     ]
     return min([*limits, getattr(config, "max_position_embeddings", limits[0])]) if limits else None
+
+
+def refuse_ids_beyond_embeddings(
+    model: Any, tokenizer: PreTrainedTokenizerBase, row: Mapping[str, Sequence[int]], name: str
+) -> None:
+    """Require a row in the embeddings of ``model`` for each id that its tokenizer can produce.
+
+    Args:
+        model: The model, which need not have weights.
+        tokenizer: Its tokenizer.
+        row: A text or a pair as the tokenizer encodes it, with special tokens.
+        name: The value of ``--model``, for the message.
+
+    Raises:
+        UserError: With the highest id and the number of rows: torch would raise an ``IndexError``.
+    """
+    ids = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    if tokenizer.split_special_tokens:  # then no text has them: Gemma 3 has one without a row
+        used = {*row["input_ids"], tokenizer.pad_token_id, tokenizer.unk_token_id}
+        for token_id, token in tokenizer.added_tokens_decoder.items():
+            if token.special and token_id not in used:
+                ids.pop(token_id, None)
+    embeddings: Any = None
+    with contextlib.suppress(NotImplementedError, AttributeError):
+        embeddings = model.get_input_embeddings()
+    highest = max(ids)
+    if isinstance(embeddings, torch.nn.Embedding) and highest >= embeddings.num_embeddings:
+        rows = embeddings.num_embeddings
+        raise UserError(
+            f"--model {name}: the tokenizer has ids up to {highest:,} (token {ids[highest]!r}), "
+            f"and the embeddings have {rows:,} rows, for ids up to {rows - 1:,}. Save the model "
+            f"again with embeddings for them: model.resize_token_embeddings({highest + 1})"
+        )
+    types = max(row.get("token_type_ids", [0]))
+    type_count = getattr(getattr(model, "config", None), "type_vocab_size", 0)
+    if 0 < type_count <= types:  # DeBERTa has 0, and reads none
+        raise UserError(
+            f"--model {name}: the tokenizer gives the token type {types}, and the model has "
+            f"{type_count} (type_vocab_size). Save the tokenizer again without token types: "
+            'tokenizer.model_input_names = ["input_ids", "attention_mask"]'
+        )
 
 
 def outputs_of_head(config: PretrainedConfig) -> list[str]:

@@ -4,10 +4,10 @@
 Transformer with random weights; it is built from a configuration and needs no download.
 """
 
+import contextlib
 import json
 import pickle
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal
@@ -32,7 +32,7 @@ from transformers import (
 
 from finetune.data import embedded
 from finetune.errors import UserError
-from finetune.models import families, head
+from finetune.models import families, head, loaded_weights
 from finetune.runtime import hub
 
 #: The values of ``problem_type`` in ``transformers``.
@@ -146,6 +146,7 @@ def load_classifier(
     hidden_dropout: float | None = None,
     attention_dropout: float | None = None,
     pad_token_id: int | None = None,
+    is_run: bool = False,
 ) -> PreTrainedModel:
     """Return a model with a classification head, in fp32 regardless of the checkpoint's dtype.
 
@@ -160,9 +161,11 @@ def load_classifier(
         attention_dropout: Probability, or None for that of the configuration.
         pad_token_id: The token that pads batches; decoders find the end of a text by it. None for
             that of the configuration.
+        is_run: Whether it is the directory of a run, which must have all weights.
 
     Raises:
-        UserError: If the model cannot be loaded or has no such classifier or no such dropout.
+        UserError: If the model cannot be loaded, lacks weights, or has no such classifier or no
+            such dropout.
     """
     labels = list(labels) or ["LABEL_0"]
     config = load_config(model, revision, reads_images=reads_images)
@@ -180,13 +183,20 @@ def load_classifier(
         families.set_dropout(config, "attention_dropout", attention_dropout)
         families.set_up(config, pad_token_id)
     with loading(model, revision) as source:
-        classifier: PreTrainedModel = auto.from_pretrained(
-            **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
-        )
+        options = dict(ignore_mismatched_sizes=True, output_loading_info=True)
+        loaded = auto.from_pretrained(**source, config=config, dtype=torch.float32, **options)
+    classifier: PreTrainedModel = loaded[0]
+    if hasattr(classifier, "peft_config"):
+        raise UserError(_describe_adapter(model))
     order = head.match_outputs(trained, labels)
-    setattr(classifier, FRESH_HEAD, order is None)
-    if len(trained) == len(labels):  # otherwise from_pretrained has created a new head
+    layer = None
+    with contextlib.suppress(UserError):  # without such a layer only a new head is possible
         layer = head.last_linear(classifier, len(labels))
+    weights = loaded_weights.compare(classifier, model, layer, loaded[1], is_run=is_run)
+    if weights.has_new_head:
+        order = None
+    setattr(classifier, FRESH_HEAD, order is None)
+    if layer is not None and not weights.has_new_head:
         with torch.no_grad():
             for weight in layer.parameters():
                 weight.copy_(torch.zeros_like(weight) if order is None else weight[order])
@@ -227,7 +237,7 @@ def commit(model: str, revision: str | None = None) -> str | None:
     return Path(path).parent.name if isinstance(path, str) else None
 
 
-@contextmanager
+@contextlib.contextmanager
 def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
     """Yield arguments for ``from_pretrained``, hide its bars, turn errors into ``UserError``."""
     source: str | Path = model
@@ -240,6 +250,8 @@ def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
             )
         is_packaged = model == embedded.PREFIX + "minilm"
         source = embedded.model_directory() if is_packaged else Path(model).expanduser()
+        if (source / "adapter_config.json").exists():
+            raise UserError(_describe_adapter(model))
         if not (source / "config.json").exists():
             raise UserError(
                 f"--model {model}: expected a directory with a config.json, or "
@@ -257,6 +269,13 @@ def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
     finally:
         if has_bars:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _describe_adapter(model: str) -> str:
+    return (
+        f"--model {model}: expected a whole model, found an adapter of peft. Merge it first: "
+        f"PeftModel.from_pretrained(BASE, {model!r}).merge_and_unload().save_pretrained(DIRECTORY)"
+    )
 
 
 def _reason(error: Exception) -> str:

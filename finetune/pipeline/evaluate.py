@@ -29,7 +29,7 @@ from finetune.training.trainer import build_trainer
 #: file may differ.
 _UNSET = (
     *("dataset_revision", "dataset_config", "dataset_splits", "group_column", "time_column"),
-    *("relabel", "exclude", "csv_separator", "encoding", "sheet"),
+    *("time_format", "relabel", "exclude", "csv_separator", "encoding", "sheet"),
 )
 
 

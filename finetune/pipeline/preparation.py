@@ -21,6 +21,7 @@ from finetune.pipeline.resumption import Resumption
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.recipe.catalog import display_name, origin
 from finetune.recipe.options import ModelOptions
+from finetune.reporting import tracking
 from finetune.runtime import activity, distributed, hub
 from finetune.runtime.importing import describe_error
 from finetune.training import steps as training_steps
@@ -73,6 +74,9 @@ def prepare(settings: Settings) -> Prepared:
         UserError: With all errors in the report: about options, data, directory and Hub.
     """
     resumed = _check_directory(settings)
+    values = _check_values(settings)
+    if values is not None and distributed.is_main_process():
+        tracking.require_mlflow(values.report_to)
     load_and_check(settings)
     settings.report.raise_errors()
     for note in resumed.notes:

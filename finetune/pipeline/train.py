@@ -84,6 +84,7 @@ def launch(
     """
     from accelerate import notebook_launcher
 
+    distributed.refuse_separate_processes()
     if num_processes < 1:
         raise UserError(f"num_processes={num_processes}: expected 1 or more")
     settings = Settings.from_keywords(recipe, options)

@@ -51,7 +51,7 @@ class Parts:
             )
         for path in self._directory.glob("*.parquet"):
             with contextlib.suppress(pa.ArrowInvalid):  # cut off: it is predicted again
-                part = pq.read_metadata(path)
+                part = pq.read_metadata(path.absolute())
                 recorded = json.loads(part.metadata.get(_FACTS, "{}"))
                 if changes := [
                     f"--resume: {name} has changed (was {recorded.get(name)}, is {value}); remove "
@@ -71,7 +71,7 @@ class Parts:
 
     def join(self) -> None:
         """Write the rows with their predictions into the output."""
-        paths = sorted(self._directory.glob("*.parquet"))
+        paths = sorted(self._directory.absolute().glob("*.parquet"))
         if len(paths) != len(self._request.chunks):
             count = f"expected {len(self._request.chunks)} parts, found {len(paths)}"
             raise UserError(f"{self._directory}: {count}; all machines must write to one disk")
@@ -127,7 +127,7 @@ def _write_text(file: IO[str], request: Request, tables: Iterable[pa.Table]) -> 
 
 
 def _write_parquet(path: Path, request: Request, tables: Iterable[pa.Table]) -> None:
-    schema = pq.read_schema(request.name) if request.kind == ".parquet" else ()
+    schema = pq.read_schema(request.path.absolute()) if request.kind == ".parquet" else ()
     maps = {field.name: field.type for field in schema if "map<" in str(field.type)}
     tables = iter(tables)
     with contextlib.ExitStack() as stack:

@@ -210,9 +210,13 @@ class Recipe(RecipeOptions):
         With class weights, the stock ``Trainer`` divides the loss by the rows of a step; the one of
         :meth:`trainer` divides by the sum of their weights, which is 1 per row on average.
         """
+        from finetune.models import loaded_weights
+
         if model is None:
             if (model := self.build_model(self.labels)) is None:
                 raise UserError("build_model() returned None: return the model")
+            for sentence in loaded_weights.get(model).notes():
+                self.note(sentence)
             model = self.kind.initialized(model, self.note)
         return {
             "model": model,

@@ -63,6 +63,9 @@ class RecipeOptions:
     validation_size: float | None = _splits(None, "share or number of rows (unset: 0.1, <= 10,000)")
     group_column: str | None = _splits(None, "keep rows of a group, such as a patient, together")
     time_column: str | None = _splits(None, "split by this column of dates: test on the newest")
+    time_format: str | None = _splits(
+        None, "form of its dates, such as %d.%m.%Y, or number (unset: ISO 8601 or numbers)"
+    )
     keep_contradictions: Literal["none", "first"] = _splits(
         "none", "training rows with the same text but different labels: drop all, or keep the first"
     )
@@ -204,6 +207,10 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "eval_samples": ("a number of rows, 1 or more", lambda rows: rows >= 1),
     "test_size": (_SIZE, lambda size: 0 < size < 1 or (size >= 2 and size % 1 == 0)),
     "validation_size": (_SIZE, lambda size: 0 < size < 1 or (size >= 2 and size % 1 == 0)),
+    "time_format": (
+        "number, or a form of dates such as %d.%m.%Y",
+        lambda text: text == "number" or "%" in text,
+    ),
     # two more seeds are derived from it
     "split_seed": ("a number from 0 to 2**32 - 3", lambda seed: 0 <= seed <= 2**32 - 3),
     "label_separator": ("a character such as ';'", bool),
@@ -259,12 +266,7 @@ def validate(recipe: Any) -> None:
             "self.dataset, declare `dataset: str = ...` in the class"
         )
     values = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
-    for name in ("group_column", "label_column", "text_column"):
-        value, other = values.get(name), "time_column" if name == "group_column" else f"{name}s"
-        defaults = (None, "", getattr(type(recipe), name, None), recipe.embedded.get(name))
-        is_set = value not in defaults
-        if is_set and values.get(other) is not None:
-            report.error(f"--{name} {value} and --{other} {values[other]}: set only one of the two")
+    _check_columns(recipe, values, report)
     if values["metrics"] and recipe.own_metrics:
         report.error(f"--metrics {values['metrics']}: the recipe overrides compute_metrics()")
     if values.get("text_columns") and values["long_texts"] == "windows":
@@ -275,6 +277,18 @@ def validate(recipe: Any) -> None:
     if len({*order}) < len(order):
         report.error(f"--label_order {values['label_order']}: expected each class once")
     report.raise_errors()
+
+
+def _check_columns(recipe: Any, values: Mapping[str, Any], report: Report) -> None:
+    for name in ("group_column", "label_column", "text_column"):
+        value = values.get(name)
+        other = "time_column" if name == "group_column" else f"{name}s"
+        defaults = (None, "", getattr(type(recipe), name, None), recipe.embedded.get(name))
+        is_set = value not in defaults
+        if is_set and values.get(other) is not None:
+            report.error(f"--{name} {value} and --{other} {values[other]}: set only one of the two")
+    if values["time_format"] and not values["time_column"]:
+        report.error(f"--time_format {values['time_format']}: needs --time_column NAME")
 
 
 def _check_adapter(recipe: ModelOptions, report: Report) -> None:

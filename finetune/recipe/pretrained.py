@@ -141,9 +141,24 @@ class TextRecipe(Recipe, TextOptions):
         return config
 
     def check(self) -> None:
-        _ = self.model_config, self.windows
-        if self.text_columns:
+        from finetune.models import families
+
+        _ = self.windows
+        if self.model_config is not None:
+            self._refuse_unknown_ids(families.without_weights(self.model_config))
+        elif self.text_columns:
             self.encoder()
+
+    def _refuse_unknown_ids(self, model: torch.nn.Module) -> None:
+        """Refuse a tokenizer with ids that the embeddings of ``model`` do not have."""
+        from transformers import PreTrainedTokenizerBase
+
+        from finetune.models import families
+
+        tokenizer: Any = self.processing_class()  # a recipe may have its own
+        if isinstance(tokenizer, PreTrainedTokenizerBase):
+            row = tokenizer(*["a", "a"][: len(self.columns_read())])
+            families.refuse_ids_beyond_embeddings(model, tokenizer, row, self.model)
 
     def processing_class(self) -> PreTrainedTokenizerBase:
         return self._tokenizer
@@ -179,7 +194,9 @@ class TextRecipe(Recipe, TextOptions):
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.pretrained import load_classifier
 
-        return load_classifier(str(directory), labels)
+        model = load_classifier(str(directory), labels, is_run=True)
+        self._refuse_unknown_ids(model)
+        return model
 
     def training_defaults(self, user_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
         from finetune.models import families
@@ -192,6 +209,7 @@ class TextRecipe(Recipe, TextOptions):
 
     def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         kwargs = super().trainer_kwargs(model)
+        self._refuse_unknown_ids(kwargs["model"])
         if self.long_texts == "windows":
             loss = dataclasses.replace(kwargs["compute_loss_func"], pooling=self.pooling)
             kwargs["compute_loss_func"] = loss
@@ -351,14 +369,15 @@ class ImageRecipe(Recipe, ImageOptions):
 
         kind = self.presumed_kind.problem_type
         model = load_classifier(self.model, labels, self.model_revision, kind, reads_images=True)
-        if count := sum("BatchNorm" in type(module).__name__ for module in model.modules()):
+        count = sum("BatchNorm" in type(module).__name__ for module in model.modules())
+        if count and self.freeze != "base" and not self.adapter:  # which keep their statistics
             self.note(f"{count} BatchNorm layers: results depend on the number of processes")
         return model
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.pretrained import load_classifier
 
-        return load_classifier(str(directory), labels, reads_images=True)
+        return load_classifier(str(directory), labels, reads_images=True, is_run=True)
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
         from finetune.data.batches import Collator

@@ -182,12 +182,15 @@ def export(export: Export) -> list[Table | str]:
     checks = {"fp32": export.facts.check}
     if quantized := export.facts.quantized:
         checks[quantized["weights"]] = quantized
-    header = ["", "MB", "ms for a row", "changed rows", "largest difference"]
+    header = ["", "MB", "ms for a row", "changed rows", "largest difference", "alone or padded"]
     rows = []
     for name, check in checks.items():
         changed = f"{check['changed']:,} of {check['rows']:,}"
         texts = [f"{check['bytes'] / 1e6:,.1f}", f"{check['latency_ms']:.1f}", changed]
-        rows.append([*map(Cell, [name, *texts, f"{check['largest_difference']:.2g}"])])
+        texts.append(f"{check['largest_difference']:.2g}")
+        neighbours = check["neighbours"]
+        texts.append(f"{neighbours['changed']:,} of {neighbours['rows']:,}")
+        rows.append([*map(Cell, [name, *texts])])
     parts: list[Table | str] = [Table("checked on validation rows of the run", header, rows)]
     if quantized is None:
         return parts

@@ -146,7 +146,7 @@ class Run:
 
         path = self.path / PREDICTIONS
         try:
-            return pq.read_table(path)
+            return pq.read_table(path.absolute())  # with a colon, a relative path is a URI
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path} cannot be read, {reason}: {self._state}") from error

@@ -19,6 +19,21 @@ from typing import Any, TypeVar
 from finetune.errors import RunError, UserError
 
 Result = TypeVar("Result")
+#: The variables of torchrun, in those of Open MPI, and of MPICH and Intel MPI.
+_MPI = (
+    {
+        "RANK": "OMPI_COMM_WORLD_RANK",
+        "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+        "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+        "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    },
+    {
+        "RANK": "PMI_RANK",
+        "WORLD_SIZE": "PMI_SIZE",
+        "LOCAL_RANK": "MPI_LOCALRANKID",
+        "LOCAL_WORLD_SIZE": "MPI_LOCALNRANKS",
+    },
+)
 _GROUPS = itertools.count()  # the process groups that this process has joined
 
 
@@ -34,12 +49,14 @@ class Ranks:
 
 def ranks() -> Ranks:
     """Return the ranks set by ``torchrun``, ``accelerate launch`` or MPI."""
-    if "OMPI_COMM_WORLD_SIZE" in os.environ and "RANK" not in os.environ:
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-            # torch and accelerate read the environment variables of torchrun
-            os.environ[name] = os.environ[f"OMPI_COMM_WORLD_{name.replace('WORLD_', '')}"]
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", "29500")
+    for names in _MPI:
+        if "RANK" not in os.environ and os.environ.keys() >= set(names.values()):
+            for name, name_of_mpi in names.items():
+                # torch and accelerate read the environment variables of torchrun
+                os.environ[name] = os.environ[name_of_mpi]
+            if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
+                os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+            os.environ.setdefault("MASTER_PORT", "29500")
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     return Ranks(
         rank=int(os.environ.get("RANK", 0)),
@@ -62,7 +79,32 @@ def machines() -> int:
 
 def under_launcher() -> bool:
     """Return whether ``torchrun``, ``accelerate launch`` or MPI started this process."""
-    return not {"RANK", "ACCELERATE_MIXED_PRECISION", "OMPI_COMM_WORLD_SIZE"}.isdisjoint(os.environ)
+    ranks()  # sets RANK under MPI
+    return not {"RANK", "ACCELERATE_MIXED_PRECISION"}.isdisjoint(os.environ)
+
+
+def refuse_separate_processes() -> None:
+    """Refuse processes that would be separate runs, as their launcher does not tell torch of them.
+
+    ``WORLD_SIZE=1`` says that separate runs are wanted.
+
+    Raises:
+        UserError: With the launcher, and what to type.
+    """
+    if ranks().world_size > 1 and "MASTER_ADDR" not in os.environ:
+        raise UserError(
+            "mpirun on several machines: expected the address of the machine of rank 0 in "
+            "MASTER_ADDR, for example mpirun -x MASTER_ADDR=HOST ..."
+        )
+    count = os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("PMI_SIZE", "1")
+    if count != "1" and "WORLD_SIZE" not in os.environ:
+        raise UserError(
+            f"SLURM or MPI started {count} processes without torchrun, which would be {count} "
+            f"separate runs: type torchrun --nproc_per_node={count} -m finetune ..., on SLURM "
+            f"srun --ntasks=1 torchrun --nproc_per_node={count} -m finetune ..., on several nodes "
+            "sbatch docs/cluster/train.sbatch RECIPE (see docs/cluster/README.md). If separate "
+            "runs are wanted, set WORLD_SIZE=1"
+        )
 
 
 def launcher() -> list[str]:

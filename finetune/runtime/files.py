@@ -24,9 +24,10 @@ def replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
     disk, it replaces ``path``.
 
     The file is in ``directory``, by default that of ``path``. Its name is random and its mode
-    follows the umask. A link at ``path`` is replaced; its target is not changed.
+    follows the umask. A link at ``path`` is replaced; its target is not changed. The path is
+    absolute, because pyarrow takes a relative one with a colon, ``exp:1/a.parquet``, for a URI.
     """
-    new = (directory or path.parent) / f".{path.name}.{secrets.token_hex(8)}.tmp"
+    new = (directory or path.parent).absolute() / f".{path.name}.{secrets.token_hex(8)}.tmp"
     os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield new

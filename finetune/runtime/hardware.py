@@ -5,6 +5,7 @@ import os
 import torch
 from joblib import cpu_count
 
+from finetune.errors import UserError
 from finetune.runtime import distributed
 
 
@@ -25,8 +26,17 @@ def prefers_bf16(device_type: str) -> bool:
 
 
 def automatic_precision(device_type: str) -> str:
-    """Return the precision for ``--precision auto``: that of ``accelerate``, or the faster one."""
-    requested = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    """Return the precision for ``--precision auto``: that of ``accelerate``, or the faster one.
+
+    Raises:
+        UserError: If ``accelerate`` has one that is not supported here.
+    """
+    requested = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    if requested not in ("no", "bf16", "fp16"):
+        raise UserError(
+            f"ACCELERATE_MIXED_PRECISION {requested}: expected no, bf16 or fp16 (mixed_precision "
+            "of the accelerate config), or --precision"
+        )
     # `accelerate launch` also sets "no" if the user chose nothing; on a CPU it ignores fp16
     if requested == "bf16" or (requested == "fp16" and device_type != "cpu"):
         return requested

@@ -101,7 +101,15 @@ def run_search(
         )
         distributed.leave()
         return run_set
-    report(Noted(f"{winner.path.name} is the best of {trials}: evaluating it on the test rows"))
+    count = _choose_on_rank_zero(study.count)
+    if count < trials:
+        report(
+            Noted(
+                f"all {count} combinations of the values in --space have been trained: the search "
+                f"ends before trial {trials}"
+            )
+        )
+    report(Noted(f"{winner.path.name} is the best of {count}: evaluating it on the test rows"))
     run_one(base.with_options({**winner.changes, "resume": True}), progress)
     if distributed.is_main_process() and (note := study.finish(winner, base.user_options)):
         report(Noted(note))
@@ -159,10 +167,10 @@ def _require_checkpoints(values: ArgumentValues) -> None:
         raise UserError("--load_best_model_at_end false: a trial is judged by its best evaluation")
 
 
-def _choose_on_rank_zero(choose: Callable[[], Trial | None]) -> Trial | None:
+def _choose_on_rank_zero(choose: Callable[[], Any]) -> Any:
     """Return what a function returns on rank 0, or raise its error, on every rank."""
-    trials: list[Trial | None] = distributed.gather(
+    results = distributed.gather(
         # which is also called on the first rank of every other machine
         distributed.main_process_first(lambda: choose() if distributed.is_main_process() else None)
     )
-    return trials[0]
+    return results[0]

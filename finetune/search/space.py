@@ -89,19 +89,17 @@ def _distribution(name: str, values: Any) -> BaseDistribution:
         choices = [*values] if isinstance(values, Sequence) else []
         if len(choices) < 2:
             raise UserError(f"--space {name}: expected two values or more, found {values!r}")
-        return CategoricalDistribution(choices)
+        return _choice(name, values, choices)
     ends, _, scale = values.partition(":")
     low_text, is_range, high_text = ends.partition("..")
     if not is_range or "|" in values:  # a path may have two dots
         choices = [choice.strip() for choice in values.split("|")]
-        if len({*choices}) < len(choices) or "" in choices:
-            raise UserError(f"--space {name}={values}: expected different values")
         if len(choices) < 2:
             raise UserError(f"--space {name}={values}: expected LOW..HIGH, LOW..HIGH:log or A|B")
         for kind in (int, float):  # numbers, for options that are numbers in Python
             with contextlib.suppress(ValueError):
-                return CategoricalDistribution([kind(choice) for choice in choices])
-        return CategoricalDistribution(choices)
+                return _choice(name, values, [kind(choice) for choice in choices])
+        return _choice(name, values, choices)
     is_whole = all(end.strip().lstrip("-").isdecimal() for end in (low_text, high_text))
     try:
         low, high = (int(end) if is_whole else float(end) for end in (low_text, high_text))
@@ -117,6 +115,12 @@ def _distribution(name: str, values: Any) -> BaseDistribution:
     return FloatDistribution(low, high, log=is_log)
 
 
+def _choice(name: str, text: Any, choices: Sequence[Any]) -> CategoricalDistribution:
+    if len(set(choices)) < len(choices) or "" in choices:
+        raise UserError(f"--space {name}={text}: expected different values")
+    return CategoricalDistribution(choices)
+
+
 def check_values(space: Mapping[str, BaseDistribution], base: Settings) -> None:
     """Check the ends of each range, and all values of short ones, as options of a trial.
 
@@ -124,6 +128,8 @@ def check_values(space: Mapping[str, BaseDistribution], base: Settings) -> None:
         UserError: With a line for each mistake, e.g. a batch that does not divide.
     """
     mistakes: list[str] = []
+    if "num_train_epochs" in space and base.user_options.get("max_steps", 0) > 0:
+        mistakes.append("--space num_train_epochs: --max_steps decides: leave one of them out")
     for name, distribution in space.items():
         for value in list_values(distribution):
             settings = base.with_options({name: value})

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,8 +19,9 @@ import optuna
 import yaml
 from filelock import FileLock
 from optuna.distributions import BaseDistribution
+from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
-from optuna.samplers import TPESampler
+from optuna.samplers import BruteForceSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
@@ -94,7 +96,9 @@ class Trials:
         return FileLock(self.run_set.path / ".study.lock")
 
     def ask(self, count: int) -> Trial | None:
-        """Return the next trial; its directory is locked. None if ``count`` trials have begun.
+        """Return the next trial, with its directory locked.
+
+        None if ``count`` trials have begun, or if the space has no other values.
 
         Raises:
             RunError: If the first trials failed.
@@ -108,12 +112,11 @@ class Trials:
                 raise RunError(f"the first {len(begun)} trials failed: {failed[-1]}")
             if len(begun) >= count:
                 return None
-            # a process that asks later samples other values
-            study.sampler = TPESampler(
-                seed=self.seed + len(begun),
-                n_startup_trials=STARTUP_TRIALS,
-                constant_liar=True,
-            )
+            if not study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
+                params = self._propose(begun)
+                if params is None:
+                    return None
+                study.enqueue_trial(params)
             trial = study.ask(dict(self.space))
             path = self._path(trial.number)
             if (killed := trial.user_attrs.get(_CONTINUES)) is not None:
@@ -122,6 +125,31 @@ class Trials:
             checkpoint.occupy(path)
         self._current, self._last_step = trial, 0
         return Trial(trial.params, path)
+
+    def _propose(self, begun: Sequence[FrozenTrial]) -> dict[str, Any] | None:
+        """Return values that no trial has had; None if there are none left.
+
+        Optuna may propose values again; then others are drawn at random. It is asked in a copy of
+        the study, as a trial that it has made cannot be taken back.
+        """
+        tried = [trial.params for trial in begun]
+        seed = self.seed + len(begun)  # a process that asks later samples other values
+        sampler = TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, constant_liar=True)
+        copy = optuna.create_study(sampler=sampler, direction=self._study.direction)
+        copy.add_trials(self._study.get_trials())
+        params = copy.ask(dict(self.space)).params
+        if params in tried:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                copy.sampler = BruteForceSampler(seed=seed)
+            params = copy.ask(dict(self.space)).params
+        if params in tried:
+            return None
+        return params
+
+    def count(self) -> int:
+        """Return the number of trials that have begun."""
+        return len(list_trials(self._study))
 
     def _continue_killed(self) -> None:
         """Enqueue trials whose process is gone again, from their checkpoint."""

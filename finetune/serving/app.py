@@ -1,6 +1,7 @@
 """The HTTP interface: ``POST /predict``, ``GET /health``, ``GET /metrics`` and a page at ``/``."""
 
 import asyncio
+import codecs
 import hmac
 import logging
 import re
@@ -100,16 +101,19 @@ def create_app(model: Predictor, api_key: str | None = None) -> FastAPI:
     )
     page = files("finetune.serving").joinpath("page.html").read_text(encoding="utf-8")
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def show() -> HTMLResponse:
         return HTMLResponse(page)
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health")
     async def health() -> dict[str, Any]:
         """Return what is served."""
         names = ("task", "labels", "columns", "engine")
         return {"model": model.digest, **{name: getattr(model, name) for name in names}}
 
+    @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", include_in_schema=False)
     async def show_metrics() -> Response:
         return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
@@ -122,10 +126,13 @@ def create_app(model: Predictor, api_key: str | None = None) -> FastAPI:
         started = time.perf_counter()
         status = 500
         try:
-            found = request.headers.get("authorization", "").encode("latin-1")
-            if api_key is not None and not hmac.compare_digest(found, f"Bearer {api_key}".encode()):
+            if api_key is not None and not _has_key(request, api_key):
                 message = "expected the header Authorization: Bearer KEY"
                 raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
+            encoding = request.headers.get("content-encoding", "identity")
+            if encoding.lower() != "identity":
+                message = f"expected a body without Content-Encoding, found {encoding:.60}"
+                raise HTTPException(415, message, {"Accept-Encoding": "identity"})
             rows = _read_rows(await _read_body(request), model.columns)
             async with asyncio.timeout(_ANSWER_SECONDS):
                 predictions = await batcher.predict(rows)
@@ -151,6 +158,13 @@ def create_app(model: Predictor, api_key: str | None = None) -> FastAPI:
     return app
 
 
+def _has_key(request: Request, api_key: str) -> bool:
+    """Whether a request has the key; the name of the scheme is in any case (RFC 9110, 11.1)."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    is_equal = hmac.compare_digest(key.strip(" ").encode("latin-1"), api_key.encode())
+    return is_equal and scheme.lower() == "bearer"
+
+
 async def _read_body(request: Request) -> bytes:
     """Return the body of a request, unless it is too large or too slow."""
     body, size = bytearray(), 0
@@ -171,7 +185,8 @@ async def _read_body(request: Request) -> bytes:
 def _read_rows(body: bytes, columns: int) -> list[str] | list[tuple[str, ...]]:
     """Return the texts of each row; a mistake is an answer with status 422 or 413."""
     try:
-        given = Rows.model_validate_json(body)
+        # many Windows programs begin UTF-8 with a byte order mark (RFC 8259, 8.1)
+        given = Rows.model_validate_json(body.removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
         if error.error_count() > 3:  # unknown names, as many as fit into a body
             raise HTTPException(422, "expected one of text, texts and pairs") from None

@@ -80,6 +80,11 @@ def encode_labels(
         report.fail(f"--label_separator needs --task multi_label; found --task {task}")
     if len(options.columns) > 1 and task not in ("multi_label", "regression"):
         report.fail(f"--label_columns: a row has one label, with --task {task}: use --label_column")
+    if options.separator is not None:
+        values = columns["train"][0].values
+        if not any(options.separator in str(value) for value in values):
+            flag = f"--label_separator {options.separator!r}"
+            report.warning(f"{flag}: no label of the training rows has it, such as {values[0]!r}")
     encode = labels.encode_numbers if task == "regression" else labels.encode_names
     return encode(columns, options, report)
 

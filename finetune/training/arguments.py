@@ -81,6 +81,8 @@ class FinetuneArguments(TrainingArguments):
             self.disable_tqdm = not (sys.stderr.isatty() or is_in_notebook())
         hardware.use_threads(self.num_threads)
         super().__post_init__()  # type: ignore[no-untyped-call]
+        if not (self.bf16 or self.fp16):  # or it were that of ACCELERATE_MIXED_PRECISION
+            self.mixed_precision = "no"
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the token out, as the library pickles the arguments into every checkpoint."""

@@ -30,6 +30,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput, rotate_check
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.data import batches, encoding
+from finetune.data.labels import list_names
 from finetune.errors import Diverged, UserError
 from finetune.models.cpu import exchange
 from finetune.runtime import distributed, files
@@ -309,8 +310,11 @@ class Trainer(transformers.Trainer):
         """Refuse a checkpoint that lacks weights: the library only warns."""
         names = ("_keys_to_ignore_on_save", "all_tied_weights_keys")
         left_out = {key for name in names for key in getattr(self.model, name, None) or ()}
-        if missing := {*load_result.missing_keys} - left_out:
-            raise UserError(f"the checkpoint lacks weights of the model: {', '.join(missing)}")
+        if missing := sorted(set(load_result.missing_keys) - left_out):
+            raise UserError(
+                f"the checkpoint lacks weights of the model, {list_names(missing)}: it was "
+                "changed; type --resume_from_checkpoint with an earlier one"
+            )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Apply settings accepted by ``--allow_changed``: the library restores the old ones."""

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.parse
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, load_from_disk
 from PIL import Image as Picture
 
 import finetune
@@ -104,6 +105,7 @@ def write_rows(
     path: Path, rows: Sequence[Row] = ROWS, encoding: str = "utf-8", **dialect: Any
 ) -> Path:
     """Write rows in the format of the file's suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pq.write_table(table_of(rows), path, row_group_size=max(1, len(rows) // 3))
     elif path.suffix == ".xlsx":
@@ -359,6 +361,174 @@ def test_missing_and_unsupported_files_are_refused(case: str, tmp_path: Path) ->
         text_recipe(source).load()
 
 
+# ---- C1, C3: files that lie beside data ----------------------------------------------------------
+
+HALVES = {"0": ROWS[:5], "1": ROWS[5:]}
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+
+
+def write_tables(folder: Path, files: dict[str, Any]) -> Path:
+    """Write rows or texts by the names of their files."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, str):
+            path.write_text(content)
+        else:
+            write_rows(path, content)
+    return folder
+
+
+def map_saved(folder: Path) -> Path:
+    save_to_disk(folder)
+    load_from_disk(folder)["train"].map(lambda row: {"text": row["text"].upper()})
+    return folder
+
+
+def save_again(folder: Path) -> Path:
+    Dataset.from_pandas(FRAME.iloc[::-1]).save_to_disk(folder, num_shards=4)
+    Dataset.from_pandas(FRAME).save_to_disk(folder, num_shards=2)
+    return folder
+
+
+def save_fewer_splits(folder: Path) -> Path:
+    everything = frames_by_split()
+    DatasetDict(everything | {"validation": everything["test"]}).save_to_disk(folder)
+    everything.save_to_disk(folder)
+    return folder
+
+
+def lose_a_shard(folder: Path) -> Path:
+    save_again(folder)
+    (folder / "data-00001-of-00002.arrow").unlink()
+    return folder
+
+
+def write_hive(folder: Path) -> Path:
+    for label in sorted({label for _, label in ROWS}):
+        texts = [text for text, name in ROWS if name == label]
+        part = folder / f"label={urllib.parse.quote(label)}" / "part-0.parquet"
+        part.parent.mkdir(parents=True)
+        pq.write_table(pa.table({"text": texts}), part)
+    return folder
+
+
+def write_spark(folder: Path) -> Path:
+    """Write two parts as Spark does, with a part of a job that did not end."""
+    job = "7f3c0a52-53c9-4f0a-9c0e-0f3d5a1b2c3d-c000.snappy.parquet"
+    for number, part in HALVES.items():
+        write_rows(folder / f"part-0000{number}-{job}", part)
+        (folder / f".part-0000{number}-{job}.crc").write_bytes(b"crc")
+    write_rows(folder / "_temporary" / "0" / f"part-00002-{job}", ROWS[:3])
+    (folder / "_SUCCESS").touch()
+    return folder
+
+
+def link_to_nothing(folder: Path) -> Path:
+    write_tables(folder, {f"train-0000{n}-of-00002.csv": part for n, part in HALVES.items()})
+    (folder / "more.csv").symlink_to(folder / "gone.csv")
+    return folder
+
+
+BY_FOLDER = sorted(ROWS, key=lambda row: urllib.parse.quote(row[1]))
+#: Contents of a directory, the rows of its splits (or words of the message), and words of notes.
+BESIDE: dict[str, tuple[Callable[[Path], Path], dict[str, list[Row]] | list[str], list[str]]] = {
+    "mapped": (map_saved, {"train": ROWS, "test": ROWS[2:6]}, ["not read: train/cache-"]),
+    "mapped split": (lambda folder: map_saved(folder) / "train", {"train": ROWS}, ["cache-"]),
+    "mapped pattern": (lambda folder: map_saved(folder) / "train/*.arrow", {"train": ROWS},
+                       ["cache-"]),
+    "saved again": (save_again, {"train": ROWS}, ["not read: data-00000-of-00004.arrow"]),
+    "fewer splits": (save_fewer_splits, {"train": ROWS, "test": ROWS[2:6]},
+                     ["not read: validation/data-"]),
+    "lost": (lose_a_shard, ["state.json", "data-00001-of-00002.arrow is missing"], []),
+    "info": (lambda folder: write_tables(folder, {
+        "data.csv": ROWS, "dataset_info.json": "{}", "dataset_infos.json": "{}"}),
+        {"train": ROWS}, []),
+    "old shards": (lambda folder: write_tables(folder, {
+        "train-00000-of-00001.csv": ROWS, "train-00000-of-00002.csv": ROWS[:5],
+        "train-00001-of-00002.csv": ROWS[5:]}),
+                   ["'train-00000-of-00001.csv', 'train-00000-of-00002.csv'", "pattern"], []),
+    "missing shard": (lambda folder: write_tables(folder, {
+        "train-00000-of-00002.csv": ROWS[:5], "train-00001-of-00002.csv.incomplete": "text"}),
+        ["found 'train-00000-of-00002.csv': remove", "pattern"], []),
+    "shards from 1": (lambda folder: write_tables(folder, {
+        "train-1-of-2.csv": ROWS[:5], "train-2-of-2.csv": ROWS[5:]}), {"train": ROWS}, []),
+    "hashed shards": (lambda folder: write_tables(folder, {
+        f"data/train-0000{number}-of-00002-a1b2c3d4e5f60718.parquet": part
+        for number, part in HALVES.items()}), {"train": ROWS}, []),
+    "two formats": (lambda folder: write_tables(folder, {"train.csv": ROWS, "train.jsonl": ROWS}),
+                    ["train.csv and train.jsonl", "two formats", "/*.csv'"], []),
+    "packed": (lambda folder: write_tables(folder, {"train.csv": ROWS, "train.csv.gz": "x"}),
+               ["train.csv.gz", "two formats"], []),
+    "spark": (write_spark, {"train": ROWS}, ["not read: _SUCCESS, _temporary/0/part-00002"]),
+    "hive": (write_hive, {"train": BY_FOLDER}, ["'label' is in the names of folders"]),
+    "hive and column": (lambda folder: write_tables(folder, {"label=x/0.csv": ROWS}),
+                        {"train": ROWS}, ["'label' is read from the file, not its folder"]),
+    "hive splits": (lambda folder: write_tables(folder, {
+        "split=train/0.csv": ROWS, "split=test/0.csv": ROWS[2:6]}),
+        {"train": ROWS, "test": ROWS[2:6]}, []),
+    "hive pattern": (lambda folder: write_hive(folder) / "*/*.parquet", {"train": BY_FOLDER}, []),
+    "delta": (lambda folder: write_tables(folder, {
+        "part.parquet": ROWS, "_delta_log/0.json": "{}"}), ["_delta_log", "old rows"], []),
+    "iceberg": (lambda folder: write_tables(folder, {
+        "data/0.parquet": ROWS, "metadata/v1.metadata.json": "{}"}),
+                ["v1.metadata.json", "old rows"], []),
+    "link": (link_to_nothing, ["more.csv", "link to a missing file"], []),
+    "pointer": (lambda folder: write_tables(folder, {"train.csv": POINTER}),
+                ["train.csv", "Git LFS", "git lfs pull"], []),
+    "pointer of Parquet": (
+        lambda folder: write_tables(folder, {"a.parquet": POINTER}) / "a.parquet",
+        ["a.parquet", "git lfs pull"], []),
+    "pointers of texts": (lambda folder: write_tables(folder, {"good/1.txt": "x",
+                                                      "bad/1.txt": POINTER}),
+                          ["1.txt", "git lfs pull"], []),
+    "backups": (lambda folder: write_tables(folder, {
+        "train.csv": ROWS, "train.csv~": "x", "train.csv.bak": "x", "#train.csv#": "x",
+        "train (1).csv": ROWS[:3], ".train.csv.swp": "x", ".~lock.train.csv#": "x",
+        "~$train.xlsx": "x", ".DS_Store": "x", "Thumbs.db": "x", "train.csv.part": "x"}),
+        {"train": ROWS}, ["train (1)", "train.csv.bak, train.csv.part, train.csv~, ~$train.xlsx",
+                          "Thumbs.db", "#train.csv#"]),
+    "open workbook": (lambda folder: write_tables(folder, {"a.xlsx": ROWS, "~$a.xlsx": "x"}),
+                      {"train": ROWS}, ["not read: ~$a.xlsx"]),
+    "class folders": (lambda folder: write_tables(folder, {
+        "__MACOSX/good/1.txt": "x", "bad/desktop.ini": "x", "bad/1.txt": "a",
+        "good/1.txt": "b", "good/1.txt~": "x", "good/.1.txt.swp": "x"}),
+        {"train": [("a", "bad"), ("b", "good")]}, ["__MACOSX/good/1.txt", "bad/desktop.ini"]),
+    "empty": (lambda folder: write_tables(folder, {"a-1.csv": ROWS, "a-2.csv": ""}),
+              ["a-2.csv", "no rows"], []),
+    "parquet metadata": (
+        lambda folder: write_tables(folder, {"part.parquet": ROWS, "_metadata": "x"}),
+        {"train": ROWS}, ["not read: _metadata"]),
+    "brackets": (lambda folder: write_tables(folder / "a [1]*", {"x.csv": ROWS}) / "*.csv",
+                 {"train": ROWS}, []),
+}  # fmt: skip
+
+
+@pytest.mark.contract("C1", "C3", "F4")
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_lies_beside_data_is_not_read_as_data(name: str, tmp_path: Path) -> None:
+    """Each file is read right, named as not read, or refused; hidden files are not data."""
+    make, expected, notes = BESIDE[name]
+    recipe = text_recipe(make(tmp_path / "data"))
+    if isinstance(expected, list):
+        with user_error(*expected):
+            recipe.load()
+        return
+    splits = recipe.load()
+    assert {split: rows_of(rows) for split, rows in splits.items()} == expected
+    for note in notes:
+        assert note in " ".join(recipe.notes)
+
+
+@pytest.mark.contract("C3", "B1")
+def test_a_pointer_in_place_of_an_image_is_refused(tmp_path: Path) -> None:
+    folder = data.write_photos(tmp_path / "photos", rows=8)
+    (folder / "up" / "001.png").write_text(POINTER)
+    message = refusal(Image(dataset=str(folder), model="none"))
+    assert "001.png" in message
+    assert "git lfs pull" in message
+
+
 def pixels(image: Picture.Image) -> bytes:
     return np.asarray(image.convert("RGB")).tobytes()
 
@@ -502,6 +672,27 @@ def test_encoding_separator_quotes_and_line_ends_are_detected(
     assert separator == "comma" or separator in notes
 
 
+#: Forms of the line for Excel, and the encoding of the file.
+EXCEL = {"sep={}": "utf-8-sig", '"sep={}"': "utf-8", "sep={}{}": "utf-16", '"sep={}"{}': "utf-8"}
+
+
+@pytest.mark.contract("C2")
+@pytest.mark.parametrize("line", EXCEL)
+@pytest.mark.parametrize("separator", [*SEPARATORS.values(), "^"])
+def test_the_line_of_excel_names_the_separator(separator: str, line: str, tmp_path: Path) -> None:
+    """It is no header, and line numbers count it."""
+    encoding = EXCEL[line]
+    path = write_rows(tmp_path / "a.csv", encoding=encoding, delimiter=separator)
+    content = f"{line.format(separator, separator)}\r\n{path.read_bytes().decode(encoding)}"
+    path.write_bytes(content.encode(encoding))
+    recipe = text_recipe(path)
+    assert rows_of(recipe.load()["train"]) == ROWS
+    assert any("first line says" in note for note in recipe.notes)
+    path.write_bytes(f"{content}short\r\n".encode(encoding))
+    lines = len(content.splitlines())
+    assert f"line {lines + 1}: expected 2 fields" in read_refusal(path)
+
+
 @pytest.mark.contract("C2")
 @pytest.mark.parametrize(
     ("content", "options", "rows"),
@@ -511,13 +702,14 @@ def test_encoding_separator_quotes_and_line_ends_are_detected(
         (b"a,b;label,text;c\n1,2;good,x;3\n", {"csv_separator": ","}, [("x;3", "2;good")]),
         (b"text\tlabel\na,b\tgood\n", {"csv_separator": "tab"}, [("a,b", "good")]),
         (b"text^label\na,b^good\n", {"csv_separator": "^"}, [("a,b", "good")]),
+        (b"sep=;\ntext,label\nx;y,good\n", {"csv_separator": ","}, [("x;y", "good")]),
         (b"text,label\rx,good\ry,bad", {}, [("x", "good"), ("y", "bad")]),
         (b'text,label\n"a,01\nb",02\n', {"csv_quoting": "minimal"}, [("a,01\nb", "02")]),
         (b'text,label\n"a,01\nb",02\n', {"csv_quoting": "none"}, [('"a', "01"), ('b"', "02")]),
         (b'text,label\n"a" b,x\nc,y\n', {"csv_quoting": "none"}, [('"a" b', "x"), ("c", "y")]),
     ],
     ids=[
-        *("cp1250", "latin-1", "comma", "tab", "other", "CR", "minimal", "none", "marks"),
+        *("cp1250", "latin-1", "comma", "tab", "other", "sep", "CR", "minimal", "none", "marks"),
     ],
 )  # fmt: skip
 def test_what_is_detected_can_be_overridden(

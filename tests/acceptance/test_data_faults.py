@@ -395,6 +395,24 @@ def test_invalid_rows_are_left_out_if_asked_for_and_counted(tmp_path: Path) -> N
         assert fragment in notes
 
 
+@pytest.mark.contract("C5", "B1")
+def test_pairs_that_lack_a_text_are_left_out(tmp_path: Path) -> None:
+    """A missing text is null in Parquet and empty in a CSV, first or second."""
+    frame = pd.DataFrame(csv.DictReader(csv_text().splitlines())).assign(answer="yes")
+    frame.loc[3, "answer"] = None
+    frame.loc[7, "body"] = None
+    for name in ("a.csv", "a.parquet"):
+        path = tmp_path / name
+        frame.to_csv(path, index=False) if name == "a.csv" else frame.to_parquet(path)
+        columns = {"text_columns": "body,answer", "label_column": "queue"}
+        assert "--drop_invalid" in refusal(text_recipe(path, **columns))
+        rows = text_recipe(path, drop_invalid=True, **columns).load()["train"]
+        expected = frame.drop(index=[3, 7])
+        assert rows["texts"][:] == expected[["body", "answer"]].to_numpy().tolist()
+        names = rows.features["label"].names
+        assert [names[number] for number in rows["label"]] == expected["queue"].tolist()
+
+
 @pytest.mark.contract("C5")
 @pytest.mark.parametrize(
     ("first", "second", "fragments"),
@@ -405,6 +423,7 @@ def test_invalid_rows_are_left_out_if_asked_for_and_counted(tmp_path: Path) -> N
         ("caf\u00e9", "cafe\u0301", ["caf\u00e9", "cafe"]),
         ("good", "good\u200b", ["good\\u200b"]),
         ("1", "01", ["'01'", "'1'", "--label_map 01=1"]),
+        ("1", "1.0", ["'1.0'", "'1'", "--label_map 1.0=1"]),
     ],
 )
 def test_labels_that_differ_by_case_or_blanks_are_reported_and_kept(

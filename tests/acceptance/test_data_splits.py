@@ -382,16 +382,19 @@ def test_a_class_of_one_group_stays_in_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.contract("C7")
-def test_groups_of_a_test_set_are_not_trained_on(tmp_path: Path) -> None:
-    """Test rows stay; training rows of the same groups are dropped and counted."""
-    train = [(*row, f"author {number % 20}") for number, row in enumerate(rows(200))]
-    test = [(*row, "author 3") for row in rows(20, first=500)]
+@pytest.mark.parametrize(("name", "held_out"), [("author {}", "author 3"), ("{}", "3.0")])
+def test_groups_of_a_test_set_are_not_trained_on(name: str, held_out: str, tmp_path: Path) -> None:
+    """Test rows stay; training rows of the same groups are dropped and counted. pandas writes whole
+    numbers beside missing ones as 3.0.
+    """
+    train = [(*row, name.format(number % 20)) for number, row in enumerate(rows(200))]
+    test = [(*row, held_out) for row in rows(20, first=500)]
     write(tmp_path / "train.csv", train, (*HEAD, "author"))
     write(tmp_path / "test.csv", test, (*HEAD, "author"))
     recipe = text_recipe(tmp_path, group_column="author")
     splits = split_rows(recipe)
     assert splits["test"] == [row[:2] for row in test]
-    expected = [row[:2] for row in train if row[2] != "author 3"]
+    expected = [row[:2] for row in train if row[2] != name.format(3)]
     assert sorted(splits["train"] + splits["validation"]) == sorted(expected)
     assert note_of(recipe, "'author'") == note_of(recipe, "10", "train")
     (finding,) = [note for note in recipe.report.findings if "'author'" in note.message]
@@ -416,7 +419,7 @@ def test_rows_without_a_group_or_time_are_refused_or_left_out(column: str, tmp_p
 @pytest.mark.contract("C7")
 @pytest.mark.parametrize(("names", "count"), [((1, "1", 2, 3), 3), (("a", "A", " A", "b"), 4)])
 def test_groups_are_compared_as_text(names: tuple[Any, ...], count: int, tmp_path: Path) -> None:
-    """The number 1 and the text "1" are one group; texts that differ by case are two."""
+    """The number 1 and the text "1" are one group; others that differ by case get a note."""
     lines = [
         {"text": t, "label": label, "g": names[n % 4]} for n, (t, label) in enumerate(rows(80))
     ]
@@ -424,6 +427,8 @@ def test_groups_are_compared_as_text(names: tuple[Any, ...], count: int, tmp_pat
     recipe = text_recipe(tmp_path / "a.jsonl", group_column="g")
     groups = [{str(group) for group in split["g"]} for split in recipe.splits.values()]
     assert sum(map(len, groups)) == len(set.union(*groups)) == count
+    notes = [note for note in recipe.notes if "--group_column g" in note]
+    assert ["'a' and 'A' and ' A'" in note for note in notes] == [True] * (count == 4)
 
 
 @pytest.mark.contract("C7")
@@ -501,6 +506,118 @@ def test_times_that_cannot_be_ordered_are_refused(
     )
     for fragment in ["day", *fragments]:
         assert fragment in message
+
+
+#: Times of 200 rows, one every third day from November 2021: the form, and the order of the rows or
+#: a part of the message. A form is of `strftime`, or a function of a `Timestamp`.
+TIMES: dict[str, tuple[Any, str]] = {
+    "seconds": ("%s", "in order"),
+    "milliseconds": (lambda day: int(day.timestamp() * 1000), "in order"),
+    "floats": (lambda day: day.timestamp() + 0.5, "in order"),
+    "year month day": ("%Y%m%d", "in order"),
+    "year month": ("%Y%m", "in order"),
+    "year.month": ("%Y.%m", "in order"),
+    "year quarter": (lambda day: f"{day.year}{day.quarter}", "in order"),
+    "decimal years": (lambda day: round(day.year + day.day_of_year / 400, 2), "in order"),
+    "Excel's days": (lambda day: (day - pd.Timestamp("1899-12-30")).days, "in order"),
+    "a counter": (lambda day: (day - pd.Timestamp("2021-11-20")).days // 3 + 1000, "in order"),
+    "counts": (lambda day: (day - pd.Timestamp("2021-11-20")).days + 950, "in order"),
+    "five digits": (lambda day: (day - pd.Timestamp("2021-11-20")).days + 14400, "in order"),
+    "zones": (lambda day: f"{day + pd.Timedelta(hours=day.day % 3)}+0{day.day % 3}:00", "in order"),
+    "month.year": ("%m.%Y", "%m.%Y"),
+    "day month year": ("%d%m%Y", "%d%m%Y"),
+    "month day year": ("%m%d%Y", "%m%d%Y"),
+    "lost zeros": (lambda day: int(day.strftime("%d%m%Y")), "%d%m%Y"),
+    "floats of days": (lambda day: float(day.strftime("%d%m%Y")), "%d%m%Y"),
+    "short years": ("%d%m%y", "%d%m%y"),
+    "quarter year": (lambda day: f"{day.quarter}{day.year}", "%m%Y"),
+    "week year": ("%V%G", "%j%Y"),
+    "months of one digit": (lambda day: f"{day.year}.{day.month}", "%Y.%m"),
+    "day.month": ("%d.%m", "%d.%m"),
+    "one mistake": (lambda day: 0 if day.day == 1 else day.strftime("%d%m%Y"), "%d%m%Y"),
+    "two units": (lambda day: int(day.timestamp() * (1000 if day.day % 2 else 1)), "one unit"),
+    "years and months": (lambda day: day.strftime("%Y%m" if day.day % 2 else "%Y"), "one unit"),
+    "named zones": ("%Y-%m-%d CET", "CET'"),
+    "times of day": ("%H:%M", "'00:00'"),
+    "thousands": (lambda day: f"{day.day_of_year * 9:,}".replace(",", "."), "'1.008'"),
+}
+
+
+def write_times(path: Path, form: Any) -> Path:
+    """Write 200 rows in a random order, with the column `number` in the order of time."""
+    times = pd.Series(pd.date_range("2021-11-20", periods=200, freq="3D"))
+    values = times.map(form) if callable(form) else times.dt.strftime(form)
+    frame = pd.DataFrame(rows(200), columns=HEAD).assign(day=values, number=range(200))
+    frame.iloc[np.random.default_rng(0).permutation(200)].to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.contract("C7")
+@pytest.mark.parametrize("name", TIMES)
+def test_numbers_are_times_only_if_they_are_in_order(name: str, tmp_path: Path) -> None:
+    """Numbers that may be dates in another order are refused with the format to set."""
+    form, expected = TIMES[name]
+    path = write_times(tmp_path / "a.csv", form)
+    recipe = text_recipe(path, time_column="day")
+    if expected != "in order":
+        message = refusal(recipe)
+        for fragment in ("--time_column day", "--time_format", expected):
+            assert fragment in message
+        return
+    newest = numbers(recipe, "test")
+    assert newest == list(range(200 - len(newest), 200))
+    assert len(newest) < 100
+
+
+@pytest.mark.contract("C7")
+@pytest.mark.parametrize(
+    ("form", "time_format"),
+    [
+        ("%d.%m.%Y", "%d.%m.%Y"),
+        ("%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M"),
+        ("%d%m%Y", "%d%m%Y"),
+        (TIMES["lost zeros"][0], "%d%m%Y"),
+        (TIMES["floats of days"][0], "%d%m%Y"),
+        ("%G-W%V-%u", "%G-W%V-%u"),
+    ],
+)
+def test_dates_are_read_in_the_format_that_is_named(
+    form: Any, time_format: str, tmp_path: Path
+) -> None:
+    path = write_times(tmp_path / "a.csv", form)
+    recipe = text_recipe(path, time_column="day", time_format=time_format)
+    assert numbers(recipe, "test") == list(range(160, 200))
+    recipe = text_recipe(path, time_column="day", time_format="%d/%m/%Y")
+    assert "200 of 200" in refusal(recipe)
+
+
+@pytest.mark.contract("C7")
+@pytest.mark.parametrize("time_format", ["%d.%m", "%d.%m.%Y", "%Y-%m-%d %I %p"])
+def test_a_time_format_without_a_year_is_reported(time_format: str, tmp_path: Path) -> None:
+    """December is after January then, whatever the year."""
+    path = write_times(tmp_path / "a.csv", time_format)
+    recipe = text_recipe(path, time_column="day", time_format=time_format)
+    _ = recipe.splits
+    assert any("no year" in note for note in recipe.notes) == (time_format == "%d.%m")
+
+
+@pytest.mark.contract("C7", "F4")
+def test_a_time_format_that_says_nothing_is_refused(tmp_path: Path) -> None:
+    """`number` reads numbers as they are; a format needs a column and directives."""
+    path = write_times(tmp_path / "a.csv", TIMES["quarter year"][0])
+    in_order = pd.read_csv(path).sort_values("day")["number"]
+    recipe = text_recipe(path, time_column="day", time_format="number")
+    newest = numbers(recipe, "test")
+    assert newest == sorted(in_order.iloc[-len(newest) :])
+    for options, fragment in (
+        ({"time_format": "%d.%m.%Y"}, "needs --time_column"),
+        ({"time_column": "day", "time_format": "german"}, "--time_format german"),
+        ({"time_column": "day", "time_format": "%d.%Q"}, "--time_format %d.%Q"),
+        ({"time_column": "day", "time_format": "%Y-%m-%d %I:%M"}, "both %I and %p"),
+        ({"time_column": "day", "time_format": "%Y-%m-%d %H:%M %p"}, "both %I and %p"),
+    ):
+        with user_error(fragment):
+            _ = text_recipe(path, **options).splits
 
 
 @pytest.mark.contract("C5", "C7")
@@ -698,6 +815,7 @@ def test_corrections_of_several_labels_and_of_numbers(
         ("label", "god", ["line 3", "'god'"]),
         ("digest", "", ["line 3", "'digest'"]),
         ("digest", "x0", ["line 3"]),
+        ("text", "of line 2", ["line 3", "'text'"]),
     ],
 )
 def test_a_file_of_corrections_that_does_not_fit_is_refused_with_its_line(
@@ -712,7 +830,7 @@ def test_a_file_of_corrections_that_does_not_fit_is_refused_with_its_line(
     path = write(tmp_path / "a.csv", doubtful())
     frame = suspects_of(path, cli, bert)
     frame.loc[1, "new_label"] = "good"
-    frame.loc[1, column] = value
+    frame.loc[1, column] = frame.loc[0, "text"] if value == "of line 2" else value
     edited = tmp_path / "edited.csv"
     frame.to_csv(edited, index=False)
     message = refusal(text_recipe(path, relabel=str(edited)))

@@ -8,6 +8,7 @@ import multiprocessing
 import pickle
 import re
 import shutil
+import string
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from packaging.requirements import Requirement
 from scipy.special import softmax
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -27,6 +29,7 @@ import finetune
 from tests.acceptance import data
 from tests.acceptance.conftest import TRAINING, Finished
 from tests.conftest import ROOT
+from tests.families import FAMILIES, write
 
 Cli = Callable[..., Finished]
 pytestmark = pytest.mark.contract("H1")
@@ -147,6 +150,64 @@ print(json.dumps([sorted(heavy), predict(texts), answers.to_dict("list"), predic
     np.testing.assert_allclose(answers["probability"], softmax(logits, axis=1).max(1), atol=1e-5)
 
 
+#: Texts with the names of special tokens, which a tokenizer reads as these if it is not told.
+SPECIAL = [f"good {token} bad food" for token in ("</s>", "<|endoftext|>", "[SEP]", "<pad>", "<s>")]
+SPECIAL += ["<unk> <mask> <eos>", "[CLS]good[PAD]", "", " ", "a", "great " * 100]
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[] if name == "gpt2" else pytest.mark.slow) for name in FAMILIES],
+)
+def test_a_family_is_exported(family: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Or refused, as documented. All texts of the run have one character; those asked any length.
+    The example of docs/serving.md, `Predictor` and plain transformers give the same answers.
+    """
+    characters = string.ascii_lowercase + string.digits
+    rows = [[text, ("bad", "good")[number % 3 == 0]] for number, text in enumerate(characters)]
+    dataset = data.write_csv(tmp_path / "rows.csv", ["text", "label"], rows)
+    options = {**TRAINING, "dataset": str(dataset), "model": str(write(family, tmp_path / "base"))}
+    options |= dict(max_steps=1, max_length=48, baseline=False, output_dir=str(tmp_path / "run"))
+    run = finetune.train("text", **options)
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    table = dict(re.findall(r"^\| ([\w-]+) \| (yes|no)", page, re.M))
+    if table[family] == "no":
+        with pytest.raises(finetune.UserError, match=r"torch.onnx cannot export models of the .*'"):
+            finetune.export(run)
+        assert not (run.path / "export").exists()
+        return
+    if family != "gpt2":  # tracing takes seconds
+        small = finetune.export(run, tmp_path / "small", quantize="int8", accept_changes=True)
+        assert small.facts.quantized["bytes"] < 0.8 * small.facts.check["bytes"]
+    export = finetune.export(run, tmp_path / "runs" / "yelp" / "export")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", page, re.S)[0], names)
+    tokenizer = AutoTokenizer.from_pretrained(run.path)
+    model = AutoModelForSequenceClassification.from_pretrained(run.path).eval()
+    predictor = finetune.Predictor(export.path)
+    # T5 has the mark of the end as a word, and refuses a text with two of them
+    texts = [text for text in SPECIAL if family != "t5" or "</s>" not in text]
+    for text in texts:
+        batch = tokenizer([text], truncation=True, return_tensors="pt")
+        if not batch["input_ids"].numel():
+            batch = {name: torch.full((1, 1), tokenizer.pad_token_id) for name in batch}
+            batch["attention_mask"] = torch.ones((1, 1), dtype=torch.int64)
+        with torch.no_grad():
+            expected = softmax(model(**batch).logits.numpy()[0])
+        answers = predictor([text, *texts])
+        for label, probability in [
+            *names["predict"]([text]),
+            names["predict"]([*texts, text])[-1],
+            (answers["label"][0], answers["probability"][0]),
+        ]:
+            assert (label, probability) == (
+                run.labels[expected.argmax()],
+                pytest.approx(expected.max(), abs=1e-5),
+            ), text
+
+
 @pytest.mark.parametrize("engine", ["torch", "onnxruntime", "openvino"])
 def test_an_engine_answers_as_torch(exported: finetune.Run, engine: str) -> None:
     texts = [*ODD, *exported.predictions["text"]]
@@ -249,6 +310,24 @@ def test_an_image_has_the_packages_of_a_predictor(exported: finetune.Run) -> Non
     assert json.loads(process.stdout)["probability"]["0"] == expected["probability"][0]
 
 
+def assert_independent_of_neighbours(predictor: finetune.Predictor, run: Path) -> None:
+    """The answer to a text is the same alone, in a batch, and beside an odd text that pads it."""
+    texts = [*finetune.Run.load(run).predictions["text"], *ODD]
+    odd = "!" * 300 + " zzzz qqq 12345 " * 20
+
+    alone = pd.concat([predictor([text]) for text in texts])
+    for frames in (
+        [predictor(texts)],
+        [predictor([text, odd])[:1] for text in texts],
+        [predictor(texts[first : first + 3]) for first in range(0, len(texts), 3)],
+    ):
+        together = pd.concat(frames)
+        assert together["label"].tolist() == alone["label"].tolist()
+        np.testing.assert_allclose(together["probability"], alone["probability"], atol=1e-4)
+    expected = finetune.predict(run, texts, precision="fp32")
+    np.testing.assert_allclose(alone["probability"], expected["probability"], atol=0.05)
+
+
 def test_a_command_exports_and_names_the_engine(copy: Path, cli: Cli, tmp_path: Path) -> None:
     result = cli("export", copy, "--quantize", "int8", "--output", tmp_path / "small")
     assert result.status == 0, result.stderr
@@ -258,6 +337,10 @@ def test_a_command_exports_and_names_the_engine(copy: Path, cli: Cli, tmp_path: 
     assert facts["quantized"]["weights"] == "int8"
     assert facts["quantized"]["bytes"] < facts["check"]["bytes"]
     assert {*facts["quantized"]["difference"]["accuracy"]} >= {"value", "low", "high"}
+    for check in (facts["check"], facts["quantized"]):
+        assert check["neighbours"]["rows"] > 20
+        assert check["neighbours"]["changed"] == 0
+    assert_independent_of_neighbours(finetune.Predictor(tmp_path / "small"), copy)
     rows = tmp_path / "rows.csv"
     rows.write_text("text\ngood\nbad\n")
     words = ["predict", copy, rows, "--output", tmp_path / "out.csv", "--engine", "onnxruntime"]
@@ -321,6 +404,13 @@ def test_refusals(copy: Path, image_run: finetune.Run, tmp_path: Path) -> None:
         finetune.export(copy, tmp_path)
     with pytest.raises(finetune.UserError, match="--quantize int4: expected int8"):
         finetune.export(copy, tmp_path / "out", quantize="int4")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"model_type": "longformer"}))
+    with pytest.raises(
+        finetune.UserError, match=r"cannot export models of the type 'longformer'; use"
+    ):
+        finetune.export(copy, tmp_path / "out")
+    (copy / "config.json").write_text(json.dumps(config))
     find = importlib.util.find_spec
     hide = lambda name: None if "onnx" in name else find(name)  # noqa: E731
     with mock.patch.object(importlib.util, "find_spec", hide):
@@ -381,6 +471,25 @@ class Mine(TextRecipe):
 """
 
 
+PADDED = """
+from finetune import TextRecipe
+
+
+class Mine(TextRecipe):
+    def load_model(self, directory, labels):
+        model = super().load_model(directory, labels)
+        forward = model.forward
+
+        def other(input_ids=None, attention_mask=None, token_type_ids=None, labels=None):
+            outputs = forward(input_ids, attention_mask, token_type_ids, labels=labels)
+            outputs["logits"] = outputs["logits"] * (1 + 0.01 * input_ids.shape[1])
+            return outputs
+
+        model.forward = other
+        return model
+"""
+
+
 @pytest.mark.trains
 @pytest.mark.parametrize(
     ("source", "error", "message"),
@@ -388,6 +497,7 @@ class Mine(TextRecipe):
         (OWN, finetune.UserError, r"the recipe has its own prepare\(\); use finetune.predict"),
         (SLOW, finetune.UserError, r"ByT5Tokenizer is not a fast tokenizer; use finetune.predict"),
         (OTHER, finetune.RunError, "the export does not answer as the run: "),
+        (PADDED, finetune.RunError, r"in a batch or padded, \d+ of \d+ have .* difference is 0.*"),
     ],
 )
 def test_a_model_that_answers_otherwise_leaves_no_export(

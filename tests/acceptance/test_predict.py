@@ -32,7 +32,7 @@ from transformers import (
 
 import finetune
 from tests.acceptance import data, native_loop
-from tests.acceptance.conftest import TRAINING, Commands, Finished
+from tests.acceptance.conftest import TRAINING, Commands, Finished, flags
 from tests.acceptance.test_data import COMPRESSORS
 from tests.jobs import wait_until
 
@@ -670,7 +670,7 @@ def test_several_processes_write_the_same_file(
     assert "5,000 rows" in result.output
 
 
-def predict_until(rows: int, run: finetune.Run, source: Path, output: Path) -> int:
+def predict_until(rows: int, run: finetune.Run | str, source: Path, output: Path) -> int:
     """Predict a file, with Ctrl-C after a number of rows; return how many it was after."""
     counts: list[int] = []
 
@@ -682,6 +682,31 @@ def predict_until(rows: int, run: finetune.Run, source: Path, output: Path) -> i
     with pytest.raises(KeyboardInterrupt):
         finetune.predict_file(run, source, output, progress=interrupt, precision="fp32")
     return counts[0]
+
+
+@pytest.mark.contract("A2", "C1", "E1", "E4")
+def test_a_relative_path_may_have_any_characters(
+    cli: Callable[..., Finished], bert: Path, tmp_path: Path
+) -> None:
+    """A colon makes no URI of a path, and brackets no pattern. Other data is not split by time."""
+    run, source, output = "exp:lr=2e-5/[a]*?#%20", "v2:[a] *?.parquet", "out:1.parquet"
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    rows = pd.DataFrame(data.labelled_sentences(1100), columns=["text", "label"])
+    rows["day"] = pd.date_range("2020-01-01", periods=1100).strftime("%d.%m.%Y")
+    rows.to_parquet(folder / source)
+    options = {**TRAINING, "num_train_epochs": 1, "train_samples": 60, "eval_samples": 20}
+    options |= {"time_column": "day", "time_format": "%d.%m.%Y"}
+    words = ["text", *flags(dataset=source, output_dir=run, model=bert, **options)]
+    cli(*words).succeeded()
+    cli(*words, "--resume").succeeded()
+    cli("evaluate", run).succeeded()
+    cli("evaluate", run, "--data", source).succeeded()
+    assert len(pd.read_parquet(folder / run / "predictions.parquet")) == 20
+    predict_until(1025, run, Path(source), Path(output))
+    result = finetune.predict_file(run, source, output, resume=True, precision="fp32")
+    assert (result.rows_before, result.rows) == (1024, 1100)
+    assert pd.read_parquet(folder / output)["text"].tolist() == rows["text"].tolist()
 
 
 @pytest.mark.contract("E4")

@@ -377,6 +377,31 @@ def test_evaluate_prints_these_figures(
 
 # ---- E2: intervals -------------------------------------------------------------------------------
 
+
+@pytest.mark.contract("E2")
+def test_the_interval_of_a_share_is_corrected_for_bias(single_label_run: finetune.Run) -> None:
+    """Macro F1: Wilson's interval at the effective sample size around the value without its bias,
+    both by a jackknife over rows (Efron and Stein, 1981).
+    """
+    table = single_label_run.predictions
+    rows = len(table)
+    scores = [
+        sk.f1_score(part["label"], part["prediction"], average="macro")
+        for part in (table, *(table.drop(index) for index in table.index))
+    ]
+    value, without = scores[0], np.array(scores[1:])
+    bias = (rows - 1) * (without.mean() - value)
+    assert abs(bias) > 1e-3
+    variance = (rows - 1) * without.var()
+    effective = min(rows, value * (1 - value) / variance)  # few rows are wrong
+    square = stats.t.ppf(0.975, rows - 1) ** 2 / effective
+    center = value - bias
+    ends = np.roots([1 + square, -2 * center - square, center**2])  # Wilson (1927)
+    interval = single_label_run.statistics.metrics["f1"]
+    expected = [value, min(value, *ends), max(value, *ends)]
+    assert list(interval.values()) == pytest.approx(expected, abs=1e-5)
+
+
 Measure = Callable[[np.ndarray], float]
 
 

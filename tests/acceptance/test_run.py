@@ -288,17 +288,24 @@ def test_every_way_to_start_gives_the_numbers_and_files_of_python(
 
 @pytest.mark.contract("A2")
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")],
+        ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
+    ],
+    ids=["Open MPI", "Intel MPI"],
+)
 def test_mpirun_starts_the_same_training(
-    started: Started, command: Commands, tmp_path: Path
+    started: Started, command: Commands, tmp_path: Path, names: list[str]
 ) -> None:
-    """It uses the variables that Open MPI sets; mpirun is not installed here."""
+    """It uses the variables that mpirun sets, which is not installed here."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ranks = []
     for rank in range(2):
-        variables = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2}
-        env = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in variables.items()}
+        env = dict(zip(names, map(str, (rank, 2, rank, 2)), strict=True))
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         words = [*demo_words(), *flags(**SMALL), "--output_dir", tmp_path / "run"]
         ranks.append(command.start(*words, launcher="fresh", env=env))
@@ -309,6 +316,51 @@ def test_mpirun_starts_the_same_training(
     assert losses(run) == pytest.approx(losses(other), abs=1e-6)
     assert run.metrics.test == pytest.approx(other.metrics.test, abs=1e-6)
     assert outputs[1][0] == ""
+
+
+SRUN = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
+OPEN_MPI = {"RANK": "0", "SIZE": "4", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}
+
+
+@pytest.mark.contract("A2", "F4")
+@pytest.mark.parametrize(
+    ("variables", "fragments"),
+    [
+        (
+            SRUN,
+            ["SLURM", "srun --ntasks=1 torchrun --nproc_per_node=2 -m finetune", "train.sbatch"],
+        ),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, ["MPI", "torchrun --nproc_per_node=2"]),
+        ({f"OMPI_COMM_WORLD_{name}": n for name, n in OPEN_MPI.items()}, ["MASTER_ADDR"]),
+    ],
+    ids=str,
+)
+def test_processes_that_would_train_separately_are_refused(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str], fragments: list[str],
+) -> None:  # fmt: skip
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    cli(*demo_words(), "--output_dir", tmp_path / "run").refused(*fragments)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.contract("A2")
+@pytest.mark.parametrize(
+    "variables",
+    [
+        SRUN | {"WORLD_SIZE": "1"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "2"},  # a batch script, without srun
+        SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"},
+    ],
+    ids=str,
+)
+def test_a_single_process_on_slurm_is_not_refused(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    cli("compare", tmp_path, tmp_path).refused("run.json")
 
 
 @pytest.mark.contract("A2")

@@ -1,7 +1,12 @@
 """The server: row H2. ``tests/test_serving.py`` has its process, its queue and its page."""
 
+import codecs
+import gzip
 import json
+import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,7 @@ from fastapi.testclient import TestClient
 import finetune
 from tests.acceptance.conftest import TRAINING, Finished
 from tests.acceptance.test_export import write_parts
+from tests.conftest import HANGS
 
 pytestmark = pytest.mark.contract("H2")
 TEXTS = ["good fine great", "bad 😀", "русский \u0000 " * 200, "good"]
@@ -122,6 +128,42 @@ def test_bad_input(client: TestClient, body: bytes, status: int, message: str) -
     assert post(client, text="good").status_code == 200
 
 
+BODY = b'{"text": "good \xe2\x82\xac"}'
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "body", "status"),
+    [
+        ("POST", "/predict", {}, codecs.BOM_UTF8 + BODY, 200),
+        ("POST", "/predict", {}, b" \r\n\t" + BODY + b"\n", 200),
+        ("POST", "/predict", {}, BODY.decode().encode("utf-16"), 422),
+        ("POST", "/predict", {}, BODY.decode().encode("cp1252"), 422),
+        ("POST", "/predict", {}, codecs.BOM_UTF8, 422),
+        ("POST", "/predict", {"Content-Type": "APPLICATION/JSON; charset=UTF-8"}, BODY, 200),
+        ("POST", "/predict", {"Content-Type": "application/x-www-form-urlencoded"}, BODY, 200),
+        ("POST", "/predict", {"Content-Encoding": "Identity"}, BODY, 200),
+        ("POST", "/predict", {"Content-Encoding": "gzip"}, gzip.compress(BODY), 415),
+        ("POST", "/predict", {"Accept": "text/html"}, BODY, 200),
+        ("POST", "/%70redict", {}, BODY, 200),
+        ("POST", "/predict/", {}, BODY, 200),
+        ("POST", "/Predict", {}, BODY, 404),
+        ("GET", "/predict", {}, b"", 405),
+        ("OPTIONS", "/predict", {}, b"", 405),
+        *(("HEAD", path, {}, b"", 200) for path in ("/", "/health", "/metrics", "/openapi.json")),
+    ],
+    ids=str,
+)
+def test_requests_as_http_and_json_allow_them(
+    client: TestClient, method: str, path: str, headers: Any, body: bytes, status: int
+) -> None:
+    response = client.request(method, path, headers=headers, content=body)
+    assert response.status_code == status, response.text
+    if status == 200 and method == "POST":
+        assert response.json() == post(client, text="good \u20ac").json()
+    if status == 405:
+        assert response.headers["Allow"] == "POST"
+
+
 def test_metrics_count_requests(client: TestClient) -> None:
     def counted(status: int) -> float:
         lines = client.get("/metrics").text.splitlines()
@@ -135,16 +177,65 @@ def test_metrics_count_requests(client: TestClient) -> None:
     assert "finetune_request_seconds_bucket" in client.get("/metrics").text
 
 
+class Held:
+    """A predictor that computes its first batch when told to."""
+
+    def __init__(self, predictor: finetune.Predictor) -> None:
+        self._predictor = predictor
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._predictor, name)
+
+    def __call__(self, batch: Any, **options: Any) -> pd.DataFrame:
+        self.has_begun.set()
+        self.may_go_on.wait(HANGS)
+        return self._predictor(batch, **options)
+
+
+def test_rows_that_have_no_room_in_the_queue_are_refused(single_label_run: finetune.Run) -> None:
+    """One row is computed, 256 wait: another one is refused at once, and these are answered."""
+    held = Held(finetune.Predictor(single_label_run))
+    expected = finetune.Predictor(single_label_run)(["good"])["label"][0]
+    with TestClient(finetune.create_app(held)) as client, ThreadPoolExecutor(4) as pool:
+
+        def waiting() -> int:
+            (line,) = re.findall(r"^finetune_waiting_rows (.*)$", client.get("/metrics").text, re.M)
+            return int(float(line))
+
+        try:
+            requests = [pool.submit(post, client, text="good")]
+            assert held.has_begun.wait(HANGS)
+            requests += [pool.submit(post, client, texts=["good"] * 128) for _ in range(2)]
+            while waiting() < 256:
+                assert not any(request.done() for request in requests)
+            more = pool.submit(post, client, text="good")
+            while not more.done():
+                assert waiting() == 256
+        finally:
+            held.may_go_on.set()
+        response = more.result()
+        assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
+        assert response.json() == {"detail": "too many requests wait"}
+        answers = [request.result().json()["predictions"] for request in requests]
+        assert [len(predictions) for predictions in answers] == [1, 128, 128]
+        assert {row["label"] for predictions in answers for row in predictions} == {expected}
+        assert post(client, text="good").status_code == 200
+
+
 def test_a_key_is_needed_if_there_is_one(single_label_run: finetune.Run) -> None:
     app = finetune.create_app(finetune.Predictor(single_label_run), api_key="secret")
     with TestClient(app) as client:
-        for header in ("", "secret", "Bearer", "Bearer s", "Bearer secre", "bearer secret"):
-            headers = {"Authorization": header.encode()}
-            assert (
-                client.post("/predict", json={"text": "good"}, headers=headers).status_code == 401
-            )
-        headers = {"Authorization": b"Bearer secret"}
-        assert client.post("/predict", json={"text": "good"}, headers=headers).status_code == 200
+        for header, status in [
+            *((header, 401) for header in ("", "secret", "Bearer", "Bearer s", "Bearer secre")),
+            *((header, 401) for header in ("Basic secret", "Bearer Secret", "Bearersecret")),
+            *((f"{scheme} secret", 200) for scheme in ("Bearer", "bearer", "BEARER", "Bearer ")),
+            ("Bearer secr\u00e9t", 401),
+        ]:
+            headers = {"Authorization": header.encode("latin-1")}
+            response = client.post("/predict", json={"text": "good"}, headers=headers)
+            assert response.status_code == status, header
+            assert ("WWW-Authenticate" in response.headers) == (status == 401)
         assert client.get("/health").status_code == client.get("/metrics").status_code == 200
         assert client.head("/health").status_code == 200
     for key in ("", " ", "two words", "säcret"):

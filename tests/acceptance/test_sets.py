@@ -4,19 +4,34 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from scipy import stats
 from sklearn.metrics import f1_score
-from transformers import AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertModel,
+    BertPreTrainedModel,
+    ResNetConfig,
+    ResNetForImageClassification,
+    ViTImageProcessorPil,
+)
 
 import finetune
+from finetune import TextRecipe
 from tests.acceptance.conftest import TRAINING, Finished, flags, user_error
 from tests.acceptance.test_training import (
     Train,
@@ -114,6 +129,183 @@ def test_frozen_layers_keep_their_weights(
     assert int(trained.replace(",", "")) == count < int(total.replace(",", ""))
 
 
+@pytest.fixture
+def masked(bert: Path, tmp_path: Path) -> Path:
+    """A base as masked-language modeling leaves it: without a pooler."""
+    shutil.copytree(bert, tmp_path / "masked")
+    model = BertForMaskedLM(BertConfig.from_pretrained(bert))
+    model.save_pretrained(tmp_path / "masked")
+    return tmp_path / "masked"
+
+
+def write_resnet(directory: Path) -> Path:
+    """Write a ResNet with batch normalization, whose statistics are not those of the images."""
+    sizes = dict(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+    model = ResNetForImageClassification(ResNetConfig(**sizes))
+    model.save_pretrained(directory)
+    ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.contract("G1")
+@pytest.mark.trains
+@pytest.mark.parametrize("words", ["--freeze base", "--freeze 1", "--adapter lora"])
+def test_weights_that_the_base_lacks_are_trained_and_saved(
+    options: dict[str, Any], masked: Path, tmp_path: Path, cli: Cli, words: str
+) -> None:
+    """`adapter/` alone, loaded by peft over the base, is the model in the root of the run."""
+    typed = flags(**options | {"model": masked, "max_steps": 3}, output_dir=tmp_path / "run")
+    result = cli("text", *typed, *words.split()).succeeded()
+    assert "new weights, trained from random values: 'bert.pooler.dense'" in result.stdout
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    pooler = weights["bert.pooler.dense.bias"]  # zeros when it is created
+    assert pooler.abs().min() > 0
+    if "adapter" in words:
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            base = AutoModelForSequenceClassification.from_pretrained(masked, num_labels=2)
+            merged = PeftModel.from_pretrained(base, tmp_path / "run" / "adapter")
+            state = merged.merge_and_unload().state_dict()
+            assert all(torch.allclose(state[key], weights[key], atol=1e-6) for key in weights)
+
+
+@pytest.mark.contract("G1")
+@pytest.mark.trains
+@pytest.mark.parametrize("words", ["--freeze base", "--adapter lora"])
+def test_frozen_batch_normalization_keeps_its_statistics(
+    image_run: finetune.Run, tmp_path: Path, cli: Cli, words: str
+) -> None:
+    """They have no gradients, and are not in `adapter/`."""
+    base = write_resnet(tmp_path / "resnet")
+    images = flags(dataset=image_run.manifest.options["dataset"], model=base, max_steps=2)
+    result = cli("image", *images, *words.split(), "--output_dir", tmp_path / "run").succeeded()
+    assert "BatchNorm" not in result.stdout
+    before = load_file(base / "model.safetensors")
+    after = load_file(tmp_path / "run" / "model.safetensors")
+    statistics = [name for name in before if "running" in name]
+    assert len(statistics) == 12
+    assert all(torch.equal(before[name], after[name]) for name in statistics)
+
+
+def lose_layer(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+
+
+def resize_in_config(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config["vocab_size"] += 1
+    (model / "config.json").write_text(json.dumps(config))
+
+
+def add_prefix(model: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    weights = {f"model.{name}": weight for name, weight in weights.items()}
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+
+
+def leave_adapter(model: Path) -> None:
+    (model / "adapter_config.json").write_text("{}")
+
+
+@pytest.mark.contract("B7", "F4")
+@pytest.mark.parametrize(
+    ("damage", "fragment"),
+    [
+        (lose_layer, "16 of 57"),
+        (resize_in_config, "word_embeddings.weight is 608 x 32 in its weights, and 609 x 32"),
+        (add_prefix, "37 of 41"),
+        (leave_adapter, "found an adapter of peft"),
+    ],
+)
+def test_a_base_without_weights_for_its_layers_is_refused(
+    options: dict[str, Any], masked: Path, tmp_path: Path, cli: Cli,
+    damage: Callable[[Path], None], fragment: str,
+) -> None:  # fmt: skip
+    """The library fills them with random numbers and goes on."""
+    damage(masked)
+    typed = flags(**options | {"model": masked}, output_dir=tmp_path / "run")
+    cli("text", *typed).refused(f"--model {masked}", fragment)
+    assert not (tmp_path / "run").exists()
+
+
+def add_token(model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_tokens(["zorbex"])
+    tokenizer.save_pretrained(model)
+
+
+def add_padding(model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_special_tokens({"pad_token": "[NEW]"})
+    tokenizer.save_pretrained(model)
+
+
+def shrink_embeddings(model: Path) -> None:
+    BertModel(BertConfig.from_pretrained(model, vocab_size=500)).save_pretrained(model)
+
+
+def leave_one_token_type(model: Path) -> None:
+    BertModel(BertConfig.from_pretrained(model, type_vocab_size=1)).save_pretrained(model)
+
+
+@pytest.mark.contract("C11", "F4")
+@pytest.mark.parametrize("words", [["check", "text"], ["text"], ["text", "--dry_run"]], ids=str)
+@pytest.mark.parametrize(
+    ("change", "fragments"),
+    [
+        (add_token, ["ids up to 608 (token 'zorbex')", "608 rows", "resize_token_embeddings(609)"]),
+        (add_padding, ["ids up to 608 (token '[NEW]')", "608 rows"]),
+        (shrink_embeddings, ["ids up to 607", "500 rows"]),
+        (leave_one_token_type, ["the token type 1", "type_vocab_size"]),
+    ],
+)
+def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(
+    options: dict[str, Any], bert: Path, tmp_path: Path, cli: Cli,
+    change: Callable[[Path], None], fragments: list[str], words: list[str],
+) -> None:  # fmt: skip
+    """Also if no row of the data has such a token: a text to predict may have it."""
+    model = shutil.copytree(bert, tmp_path / "model")
+    change(model)
+    rows = pd.read_csv(options["dataset"]).assign(second="the food was fine")
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    typed = flags(**options | {"model": model, "dataset": tmp_path / "rows.csv"})
+    if change is leave_one_token_type:
+        cli("text", *typed, "--dry_run").succeeded()
+        typed += ["--text_columns", "text,second"]
+    typed += flags(output_dir=tmp_path / "run")
+    result = cli(*words, *typed)
+    assert result.status == 2
+    for fragment in fragments:
+        assert fragment in result.output
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.contract("C11")
+def test_a_special_token_that_no_text_can_have_needs_no_embedding(
+    options: dict[str, Any], tmp_path: Path, cli: Cli
+) -> None:
+    """As in Gemma 3 with 1B parameters, whose tokenizer has a token for images."""
+    model = write("gpt2", tmp_path / "gpt2")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    tokenizer.save_pretrained(model)
+    cli("text", *flags(**options | {"model": model}), "--dry_run").succeeded()
+
+
+@pytest.mark.contract("E4", "F4")
+def test_a_run_whose_model_lacks_a_weight_does_not_predict(
+    single_label_run: finetune.Run, copy_run: Callable[[finetune.Run], finetune.Run], cli: Cli
+) -> None:
+    run = copy_run(single_label_run)
+    weights = load_file(run.path / "model.safetensors")
+    del weights["classifier.weight"]
+    save_file(weights, run.path / "model.safetensors", metadata={"format": "pt"})
+    cli("predict", run.path, "--text", "the food was fine").refused(
+        "found none for 1 of 41", "classifier.weight is missing"
+    )
+
+
 @pytest.mark.contract("G1", "B5")
 @pytest.mark.trains
 def test_the_lowest_layers_of_an_encoder_are_frozen_not_those_of_its_decoder(
@@ -151,6 +343,29 @@ def test_an_adapter_that_cannot_be_is_refused(
     assert not (tmp_path / "run").exists()
 
 
+class Wrapped(BertPreTrainedModel):
+    """A classifier whose head is a part of its base model, as in models of timm."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertForSequenceClassification(config)
+
+
+class WrappedText(TextRecipe):
+    def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
+        return Wrapped(BertConfig.from_pretrained(self.model, num_labels=len(labels)))
+
+
+@pytest.mark.contract("G1", "F4")
+@pytest.mark.parametrize("chosen", [dict(freeze="base"), dict(adapter="lora")], ids=str)
+def test_a_head_inside_of_the_base_is_neither_frozen_nor_left_out(
+    reviews: Path, bert: Path, tmp_path: Path, chosen: dict[str, Any]
+) -> None:
+    recipe = WrappedText(dataset=str(reviews), model=str(bert), max_length=64, **chosen)
+    with user_error("a base model and a head beside it, found Wrapped"):
+        recipe.trainer(output_dir=str(tmp_path / "run"))
+
+
 # ---- G2: seeds -----------------------------------------------------------------------------------
 
 
@@ -177,6 +392,7 @@ def test_repeat_trains_the_runs_of_its_seeds_and_estimates_their_mean(
     assert [run.metrics.test for run in runs] == [
         run.metrics.test for run in finetune.RunSet.load(tmp_path / "a").runs
     ]
+    assert_intervals_over_seeds(runs, tmp_path, cli)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     compared = cli("compare", tmp_path / "a", tmp_path / "b").succeeded()
     assert "is not better than" in compared.stdout
@@ -190,6 +406,53 @@ def test_repeat_trains_the_runs_of_its_seeds_and_estimates_their_mean(
         finetune.repeat("text", **{**options, "seed": 7}, seeds=3, output_dir=tmp_path / "a")
     with pytest.raises(finetune.UserError, match="a set of `repeat`"):
         finetune.search("text", **options, seed=42, trials=1, output_dir=tmp_path / "a")
+
+
+def assert_intervals_over_seeds(runs: list[finetune.Run], tmp_path: Path, cli: Cli) -> None:
+    """Compare the intervals of the accuracy with those of the formulas: over three seeds, over two,
+    and of the difference of two sets of two seeds.
+    """
+    right = np.array([t["label"] == t["prediction"] for t in (run.predictions for run in runs)])
+    rows = right.shape[1]
+
+    def error_and_quantile(*sets: np.ndarray) -> tuple[float, float]:
+        """Obuchowski and Rockette (1995), Hillis (2007); the variances of means have a formula."""
+        gap = sets[0].mean(axis=0) - sum(s.mean(axis=0) for s in sets[1:])
+        of_rows = gap.var(ddof=1) / rows
+        of_seeds = [s.mean(axis=1).var(ddof=1) / len(s) for s in sets]
+        in_both = 0.0
+        for s in sets:
+            of_mean = s.mean(axis=0).var(ddof=1) / rows
+            in_both += max(0, s.var(axis=1, ddof=1).mean() / rows - of_mean) / (len(s) - 1)
+        variance = max(of_rows + sum(of_seeds) - in_both, of_rows, *of_seeds)
+        spread = of_rows**2 / (rows - 1)
+        spread += sum(v**2 / (len(s) - 1) for v, s in zip(of_seeds, sets, strict=True))
+        return variance**0.5, stats.t.ppf(0.975, max(1, variance**2 / spread))
+
+    def line(words: tuple[Any, ...], name: str) -> list[float]:
+        lines = cli(*words).succeeded().stdout.splitlines()
+        column = next(line for line in lines if "accuracy" in line).index("accuracy")
+        row = next(line for line in lines if line.startswith(f"  {name} "))
+        return [float(number) for number in re.findall(r"-?\d\.\d+", row[column - 2 :])]
+
+    value = right.mean()
+    error, quantile = error_and_quantile(right)
+    # Wilson's, at the effective sample size: at most the rows, of which few are wrong
+    rows_of_interval = min(rows, value * (1 - value) / error**2)
+    square = quantile**2 / rows_of_interval
+    ends = np.roots([1 + square, -2 * value - square, value**2])
+    expected = [value, ends.min(), ends.max()]
+    assert line(("report", runs[0].path.parent), "mean") == pytest.approx(expected, abs=6e-4)
+    for name, left_out in (("first", "seed-44"), ("last", "seed-42")):
+        shutil.copytree(runs[0].path.parent, tmp_path / name)
+        shutil.rmtree(tmp_path / name / left_out)
+    mean = right[:2].mean()  # two seeds are too few
+    assert line(("report", tmp_path / "first"), "mean") == pytest.approx([mean], abs=6e-5)
+    value = right[1:].mean() - mean
+    error, quantile = error_and_quantile(right[1:], right[:2])
+    expected = [value, value - quantile * error, value + quantile * error]
+    words = ("compare", tmp_path / "first", tmp_path / "last")
+    assert line(words, "difference") == pytest.approx(expected, abs=6e-4)
 
 
 # ---- G3: search ----------------------------------------------------------------------------------
@@ -258,6 +521,8 @@ def test_a_search_scores_the_test_rows_of_its_best_trial_only(
         ("--max_minutes 5", "compared at equal epochs"),
         ("--space model=../a|../b", "../a"),
         ("--space max_length=8|8", "expected different values"),
+        ("--space weight_decay=0|0.0", "expected different values"),
+        ("--space num_train_epochs=1..3 --max_steps 9", "--max_steps decides"),
         ("--num_train_epochs 1 --warmup_steps 3", "are given as flags"),
     ],
 )
@@ -340,3 +605,21 @@ def test_a_search_in_python_varies_choices(
     assert "Best of 2 trials: trial-" in page
     assert "too good" not in page  # of a loss
     cli("compare", tmp_path / "s", tmp_path / "s").refused("a search has no seeds")
+
+
+@pytest.mark.contract("G3")
+@pytest.mark.trains
+def test_a_search_trains_each_configuration_once(
+    options: dict[str, Any], cli: Cli, tmp_path: Path
+) -> None:
+    """One that diverges, too, and in a search that is continued; then it ends and says so."""
+    del options["learning_rate"], options["num_train_epochs"]
+    words = ["search", "text", *flags(**options, max_steps=2, output_dir=tmp_path / "s")]
+    words += ["--no_baseline", "--space", "learning_rate=1e30|1e-3", "--trials"]
+    cli(*words, 1)
+    result = cli(*words, 9).succeeded()
+    trained = [run.manifest for run in finetune.RunSet.load(tmp_path / "s").runs]
+    rates = {manifest.arguments["learning_rate"]: manifest.status for manifest in trained}
+    assert (len(trained), rates) == (2, {1e-3: "finished", 1e30: "diverged"})
+    assert "all 2 combinations of the values in --space have been trained" in result.stdout
+    assert "is the best of 2: " in result.stdout

@@ -322,28 +322,36 @@ LONG = [
 
 
 @pytest.mark.contract("B1", "B5", "C10")
-@pytest.mark.parametrize("cut", ["head", "tail", "pair"])
-@pytest.mark.parametrize("family", ["bert", "deberta", "xlm-r", "t5"])
+@pytest.mark.parametrize(
+    ("family", "cut"),
+    [
+        *itertools.product(["bert", "deberta", "xlm-r", "t5"], ["head", "tail", "pair"]),
+        ("bert", "tail of a pair"),
+    ],
+)
 def test_long_texts_have_the_tokens_of_the_whole_text(
     family: str, cut: str, tmp_path: Path
 ) -> None:
     """Pairs are truncated as with `longest_first`."""
-    base, size = write(family, tmp_path / "base"), 1500 if cut == "pair" else 40_000
+    is_pair = "pair" in cut
+    base, size = write(family, tmp_path / "base"), 1500 if is_pair else 40_000
     rows = [
         {"text": f"{text[:size]} {n}", "second": f"{n} {other[:size]}", "label": "ab"[n % 2]}
         for n, (text, other) in enumerate(itertools.product(LONG, [LONG[0], LONG[2], "a b c"]))
     ]
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    options: Row = dict(text_columns="text,second") if cut == "pair" else dict(truncation=cut)
+    options: Row = dict(truncation="tail" if "tail" in cut else "head")
+    if is_pair:
+        options["text_columns"] = "text,second"
     options |= dict(model=str(base), label_column="label", max_length=20)
     recipe, tokenizer = Text(dataset=str(path), **options), AutoTokenizer.from_pretrained(base)
-    tokenizer.truncation_side = "left" if cut == "tail" else "right"
+    tokenizer.truncation_side = "left" if "tail" in cut else "right"
     for split, prepared in recipe.prepared.items():
         for number, ids in zip(recipe.splits[split]["_row"], prepared["input_ids"], strict=True):
             text, second = rows[number]["text"], rows[number]["second"]
             limit: Row = dict(truncation="longest_first", max_length=20)
-            if cut == "pair":
+            if is_pair:
                 assert ids == tokenizer(text, second, **limit)["input_ids"]
             else:
                 assert ids == tokenizer(text, **limit)["input_ids"]
@@ -428,11 +436,14 @@ DECIDED: dict[str, tuple[list[Any], list[str], str, str]] = {
     "zero-and-one": ([0, 1], [], "single label", "2"),
     "integers-as-text": (["0", "7", "100"], [], "single label", "3"),
     "twenty-integers": ([5 * i for i in range(20)], [], "single label", "20"),
+    "ids-from-0": ([*range(30)], [], "single label", "30"),
+    "ids-from-1": ([*range(1, 31)], [], "single label", "30"),
     "lists": ([["bad"], ["bad", "good"], []], [], "multi label", "bad"),
     "lists-as-text": (['["bad"]', '["bad", "good"]', "[]"], [], "multi label", "bad"),
     "separated": (["bad;good", "good", "bad"], ["--label_separator", ";"], "multi label", "';'"),
     "fractions": ([0.5, 1.25, 3.0, 2.5], [], "regression", "0.5"),
     "fractions-as-text": (["0.5", "12.25", "3"], [], "regression", "0.5"),
+    "three-decimals-as-text": (["0.125", "1.125", "2.250", "3.375"], [], "regression", "0.125"),
     "order": (["a", "c", "b"], ["--label_order", "a,c,b"], "ordinal", "--label_order"),
     "integers-as-numbers": ([1, 2, 3], ["--task", "regression"], "regression", ""),
     "integers-in-order": ([1, 2, 3], ["--task", "ordinal"], "ordinal", ""),
@@ -479,10 +490,25 @@ def test_cells_of_several_labels_are_read(case: str, tmp_path: Path) -> None:
     assert decoded == [expected[number % len(labels)] for number in range(120)]
 
 
+@pytest.mark.contract("B1", "C5")
+@pytest.mark.parametrize(("separator", "is_named"), [("|", True), (";", False)])
+def test_a_separator_that_no_label_has_is_reported(
+    separator: str, is_named: bool, tmp_path: Path
+) -> None:
+    """The labels may be separated by another one."""
+    (tmp_path / "rows.jsonl").write_text(lines_of(["b;a", "a", "b"]), encoding="utf-8")
+    place: Row = dict(dataset=str(tmp_path / "rows.jsonl"), model="none")
+    recipe = Text(**place, text_column="text", label_column="label", label_separator=separator)
+    recipe.load()
+    fragments = [f"--label_separator '{separator}'", "'b;a'"]
+    assert any(all(part in note for part in fragments) for note in recipe.notes) == is_named
+
+
 GAPS, NAMES = [4 * i for i in range(21)], ["bad", "good"]
 #: Labels in turn, flags, and words of the message.
 REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
     "many-integers": (GAPS, [], ["'label'", "21", "--task single_label", "--task regression"]),
+    "many-from-2": ([*range(2, 32)], [], ["'label'", "30", "--task single_label"]),
     "words-among-fractions": (
         [0.5, 1.5, 2.5, "none"],
         [],
@@ -525,6 +551,17 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
         [[1, 0, 0], [0, 1, 1]],
         ["--task", "multi_label"],
         ["[1, 0, 0]", "line 1", "--label_columns"],
+    ),
+    "thousands": (["500", "1.013", "2.500", "1.250"], [], ["'500'", "'1.013'", "1013", "line 2"]),
+    "thousands-of-regression": (
+        ["7", "1.000", "2.000", "3.000"],
+        ["--task", "regression"],
+        ["'7'", "'1.000'", "1000", "line 2"],
+    ),
+    "separator-in-quotes": (
+        ["bad", '"Doe, J",bad', "good"],
+        ["--label_separator", ","],
+        ['"Doe, J",bad', "line 2"],
     ),
     "decimal-comma": (["0,5", "1,5", "2,5"], [], ["'0,5'", "line 1", "decimal point"]),
     "unknown-task": (NAMES, ["--task", "single"], ["--task", "'single'", "single_label"]),

@@ -24,9 +24,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import xxhash
 import yaml
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sklearn.metrics import f1_score, log_loss, mean_squared_error
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -825,6 +826,22 @@ def test_a_signal_saves_a_checkpoint_and_the_printed_command_resumes(
 
 
 @pytest.mark.contract("D5")
+def test_the_training_loss_after_a_resume_is_the_mean_of_the_steps_since(
+    train: Train, cli: Cli, whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Step 5 is not logged before the stop, and step 6 is logged with it afterwards."""
+    run = tmp_path / "run"
+    stopped = train(run, "--logging_steps", 2, fault="step 5,SIGTERM")
+    cli(*typed_again(stopped)).succeeded()
+    uninterrupted = Run.load(whole())
+    losses = [entry["loss"] for entry in numbers(uninterrupted) if "loss" in entry]
+    logged = [entry["loss"] for entry in numbers(Run.load(run)) if "loss" in entry]
+    assert logged == pytest.approx(np.reshape(losses, (-1, 2)).mean(axis=1).tolist(), rel=1e-5)
+    assert uninterrupted.manifest.train_loss == pytest.approx(np.mean(losses), rel=1e-5)
+    assert Run.load(run).manifest.train_loss == pytest.approx(np.mean(losses[5:]), rel=1e-5)
+
+
+@pytest.mark.contract("D5")
 def test_a_kill_while_a_step_is_saved_again_leaves_the_first_save(
     command: Commands, train: Train, whole: Callable[..., Path], faulty: dict[str, str],
     tmp_path: Path,
@@ -945,6 +962,24 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert (broken_copy / "damaged-checkpoint-9").is_dir()
     assert_resumed_from(6, result.output)
     assert_identical(broken_copy, whole())
+
+
+@pytest.mark.contract("D5")
+def test_a_checkpoint_without_a_weight_is_refused_though_its_checksum_is_right(
+    train: Train, broken_copy: Path
+) -> None:
+    name = "model.safetensors"
+    path = max(broken_copy.glob("checkpoint-*")) / name
+    weights = load_file(path)
+    missing = next(key for key in weights if "query" in key)
+    del weights[missing]
+    save_file(weights, path, metadata={"format": "pt"})
+    manifest = json.loads((path.parent / "checkpoint.json").read_text(encoding="utf-8"))
+    checksum = xxhash.xxh3_128_hexdigest(path.read_bytes())
+    manifest["files"][name] = {"bytes": path.stat().st_size, "xxh3_128": checksum}
+    (path.parent / "checkpoint.json").write_text(json.dumps(manifest), encoding="utf-8")
+    result = train(broken_copy, "--resume")
+    result.refused("lacks weights of the model", missing, "--resume_from_checkpoint")
 
 
 @pytest.mark.contract("D5")

@@ -1,0 +1,116 @@
+"""Compare the answers of an export with those of the model in fp32, and with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from finetune.export.engines import Session
+from finetune.export.files import MODEL, TOKENIZER, Facts
+from finetune.export.text import FastTokenizer, Inputs, TextEncoder
+from finetune.runs.run import Run
+from finetune.statistics.metrics import estimate, estimate_difference, find_metrics
+from finetune.statistics.scored import agreement
+
+_ALONE = 32  # rows that are also answered alone
+_STEP = 4  # ratio of the words of made texts
+
+
+class Verification:
+    """Answers of an export to validation rows, and to texts of any length that are made from them.
+
+    Args:
+        run: The run.
+        texts: Validation rows, as the model reads them.
+        labels: Their labels.
+        logits: Returns the logits of the model in fp32.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        texts: Sequence[Any],
+        labels: np.ndarray,
+        facts: Facts,
+        logits: Callable[[Sequence[Any]], np.ndarray],
+    ) -> None:
+        self._run = run
+        self._rows = len(texts)
+        made = _make_texts(texts, facts.encoding["max_length"])
+        self._texts = [*texts, *made]
+        self._labels = np.resize(labels, (len(self._texts), *labels.shape[1:]))
+        spread = np.linspace(0, self._rows - 1, min(_ALONE, self._rows)).astype(int)
+        self._alone = np.append(spread, np.arange(self._rows, len(self._texts)))
+        self._reference = logits(self._texts)
+
+    def check(self, directory: Path, facts: Facts) -> dict[str, Any]:
+        """Return how an export agrees with the model, and how its answers depend on other rows.
+
+        Returns:
+            See :func:`finetune.statistics.scored.agreement`; ``neighbours`` has the same for the
+            answers to a row in a batch, alone, and padded to the greatest length.
+        """
+        encoder, session = _load(directory, facts)
+        outputs = encoder.logits(self._texts, session)
+        alone, padded = outputs.copy(), outputs.copy()
+        for number in self._alone:
+            alone[number] = encoder.logits([self._texts[number]], session)[0]
+        texts = [self._texts[number] for number in self._alone]
+        padded[self._alone] = encoder.logits(texts, _PaddedSession(session, facts))
+        others = [self._agreement(alone, outputs), self._agreement(alone, padded)]
+        neighbours: dict[str, Any] = {"rows": len(texts)}
+        for name in ("changed", "largest_difference"):
+            neighbours[name] = np.max([other[name] for other in others]).item()  # NaN if one is
+        return self._agreement(self._reference, outputs) | {"neighbours": neighbours}
+
+    def scores(self, directory: Path, facts: Facts) -> dict[str, Any]:
+        """Return the score of an export on the validation rows, and its difference to fp32."""
+        encoder, session = _load(directory, facts)
+        kind, labels = self._run.kind, self._labels[: self._rows]
+        answers = kind.scored(labels, encoder.logits(self._texts[: self._rows], session))
+        reference = kind.scored(labels, self._reference[: self._rows])
+        name, metric = next(iter(find_metrics(kind.label_kind, kind.metrics).items()))
+        difference = estimate_difference(reference, answers, {name: metric})
+        return {"score": estimate(answers, {name: metric}), "difference": difference}
+
+    def _agreement(self, first: np.ndarray, second: np.ndarray) -> dict[str, Any]:
+        scored = self._run.kind.scored
+        return agreement(scored(self._labels, first), scored(self._labels, second))
+
+
+class _PaddedSession:
+    """A session that pads each batch to the greatest length."""
+
+    def __init__(self, session: Session, facts: Facts) -> None:
+        self._session = session
+        self._length = facts.encoding["max_length"]
+        self._padding = facts.padding
+
+    def __call__(self, inputs: Inputs) -> np.ndarray:
+        padded = {}
+        for name, tokens in inputs.items():
+            missing = self._length - tokens.shape[1]
+            ends = (missing, 0) if self._padding["side"] == "left" else (0, missing)
+            padded[name] = np.pad(tokens, ((0, 0), ends), constant_values=self._padding[name])
+        return self._session(padded)
+
+
+def _load(directory: Path, facts: Facts) -> tuple[TextEncoder, Session]:
+    tokenizer = FastTokenizer(directory / TOKENIZER, facts)
+    session = Session(directory / MODEL, "onnxruntime", bf16=False)
+    return TextEncoder(tokenizer, facts), session
+
+
+def _make_texts(texts: Sequence[Any], max_length: int) -> list[Any]:
+    """Return texts, or tuples of texts, of 1, 4, 16 ... and ``max_length`` words."""
+    columns = zip(*([text] if isinstance(text, str) else text for text in texts), strict=True)
+    words = [" ".join(column[:max_length]).split() for column in columns]
+    counts = [_STEP**power for power in range(10) if _STEP**power < max_length]
+    made = []
+    for count in [*counts, max_length]:
+        row = tuple(" ".join(part[:count]) for part in words)
+        made.append(row if isinstance(texts[0], tuple) else row[0])
+    return made
