@@ -91,7 +91,6 @@ _REFUSED = {
     "resume": _SAME,
     "resume_from_checkpoint": _SAME,
     "dry_run": "leave it out; to check options and data: python -m finetune check RECIPE",
-    "push_to_hub": "leave it out; the runs of a set would replace each other on the Hub",
     "max_minutes": "use --num_train_epochs: the runs of a set are compared at equal epochs",
 }
 

@@ -517,7 +517,7 @@ def test_a_search_scores_the_test_rows_of_its_best_trial_only(
         ("--load_best_model_at_end false", "judged by its best evaluation"),
         ("--save_strategy no", "a search needs evaluations and checkpoints"),
         ("--resume", "the same command continues a set of runs"),
-        ("--push_to_hub true", "would replace each other on the Hub"),
+        ("--push_to_hub true", "python -m finetune push RUN"),
         ("--max_minutes 5", "compared at equal epochs"),
         ("--space model=../a|../b", "../a"),
         ("--space max_length=8|8", "expected different values"),
