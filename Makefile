@@ -37,7 +37,7 @@ test: $(READY)  ## all tests but the slow ones: before a push (8 minutes)
 arguments: $(READY)  ## train with every argument of the library, print a table (20 minutes)
 	$(BIN)/python tests/arguments.py
 
-mutations: $(READY)  ## break the code in 55 ways: do the tests notice? (15 minutes)
+mutations: $(READY)  ## break the code in 55 ways: do the tests notice? (20 minutes)
 	$(BIN)/python tests/mutations.py
 
 test-all: $(READY)  ## all tests, the slow ones too (over an hour)
