@@ -142,7 +142,7 @@ BODY = b'{"text": "good \xe2\x82\xac"}'
         ("POST", "/predict", {"Content-Type": "APPLICATION/JSON; charset=UTF-8"}, BODY, 200),
         ("POST", "/predict", {"Content-Type": "application/x-www-form-urlencoded"}, BODY, 200),
         ("POST", "/predict", {"Content-Encoding": "Identity"}, BODY, 200),
-        ("POST", "/predict", {"Content-Encoding": "gzip"}, gzip.compress(BODY), 415),
+        ("POST", "/predict", {"Content-Encoding": "gzip"}, gzip.compress(BODY, mtime=0), 415),
         ("POST", "/predict", {"Accept": "text/html"}, BODY, 200),
         ("POST", "/%70redict", {}, BODY, 200),
         ("POST", "/predict/", {}, BODY, 200),
