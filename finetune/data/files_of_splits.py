@@ -141,7 +141,7 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
         names = glob.glob(str(path.relative_to(root)), root_dir=root, recursive=True)
         files = sorted_files(root / name for name in names)
         paths = select_data(root, files)
-        facts = _name_unread([str(path) for path in files if path not in paths])
+        facts = _name_unread(set(files).difference(paths), Path())
     elif existing(dataset).is_dir():
         return _find_in_directory(path, split_names)
     if split_names:
@@ -192,9 +192,10 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
             if len(groups[name]) > 1:
                 names = _list_names(list(map(str, groups[name])))
                 facts.append(f"read as the {split} split: {names}")
-    grouped = {directory / path for group in groups.values() for path in group}
-    unread = [str(path.relative_to(directory)) for path in files if path not in grouped]
-    facts += _name_unread(unread)
+    unread = set(files)
+    for group in groups.values():
+        unread.difference_update(directory / path for path in group)
+    facts += _name_unread(unread, directory)
     return SplitFiles(kind, chosen_files, directory, class_level, facts)
 
 
@@ -221,10 +222,11 @@ def files_below(directory: Path) -> list[Path]:
     return sorted_files(directory / name for name in names if name.name not in METADATA)
 
 
-def _name_unread(names: Sequence[str]) -> list[str]:
-    """Return a fact about files that are not read, if there are any."""
-    if not names:
+def _name_unread(paths: Collection[Path], directory: Path) -> list[str]:
+    """Return a fact about the files below ``directory`` that are not read, if there are any."""
+    if not paths:
         return []
+    names = [str(path.relative_to(directory)) for path in sorted_files(paths)]
     return [f"not read: {_list_names(names)}"]
 
 

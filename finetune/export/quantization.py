@@ -68,9 +68,13 @@ def quantize_weights(path: Path) -> None:
         nodes.extend(graph.quantized(node))
     del model.graph.node[:]
     model.graph.node.extend(nodes)
-    names = {name for node in nodes for name in node.input}
-    weights = [weight for weight in model.graph.initializer if weight.name in names]
-    weights.extend(graph.added.values())
+    names: set[str] = set()
+    for node in nodes:
+        names.update(node.input)
+    weights = list(graph.added.values())
+    for weight in model.graph.initializer:
+        if weight.name in names:
+            weights.append(weight)
     del model.graph.initializer[:]
     model.graph.initializer.extend(weights)
     (version,) = (opset.version for opset in model.opset_import if not opset.domain)

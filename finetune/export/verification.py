@@ -108,9 +108,11 @@ def _make_texts(texts: Sequence[Any], max_length: int) -> list[Any]:
     """Return texts, or tuples of texts, of 1, 4, 16 ... and ``max_length`` words."""
     columns = zip(*([text] if isinstance(text, str) else text for text in texts), strict=True)
     words = [" ".join(column[:max_length]).split() for column in columns]
-    counts = [_STEP**power for power in range(10) if _STEP**power < max_length]
+    counts = [1]
+    while counts[-1] < max_length:
+        counts.append(min(_STEP * counts[-1], max_length))
     made = []
-    for count in [*counts, max_length]:
+    for count in counts:
         row = tuple(" ".join(part[:count]) for part in words)
         made.append(row if isinstance(texts[0], tuple) else row[0])
     return made

@@ -88,11 +88,10 @@ def _find_unsupported(values: ArgumentValues) -> Iterator[str]:
 
 
 def _find_unknown_values(values: ArgumentValues) -> Iterator[str]:
-    choices: dict[str, Any] = {
-        field.name: field.metadata["choices"]
-        for field in fields(TrainingArguments)
-        if "choices" in field.metadata
-    }
+    choices: dict[str, Any] = {}
+    for field in fields(TrainingArguments):
+        if "choices" in field.metadata:
+            choices[field.name] = field.metadata["choices"]
     choices["include_for_metrics"] = ("inputs", "loss")
     choices["include_num_input_tokens_seen"] = ("all", "non_padding", "no", True, False)
     choices["torch_compile_mode"] = _COMPILE_MODES
