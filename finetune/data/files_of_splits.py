@@ -141,7 +141,7 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
         names = glob.glob(str(path.relative_to(root)), root_dir=root, recursive=True)
         files = sorted_files(root / name for name in names)
         paths = select_data(root, files)
-        facts = _name_unread(set(files).difference(paths), Path())
+        facts = _name_unread(set(files).difference(paths), root)
     elif existing(dataset).is_dir():
         return _find_in_directory(path, split_names)
     if split_names:
