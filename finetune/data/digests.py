@@ -103,8 +103,10 @@ def fingerprint(dataset: DatasetDict, column: str) -> str:
 
 def seen_in(rows: Dataset, reference: Dataset, column: str) -> np.ndarray:
     """Return which rows are also in ``reference``, white space aside, shape ``(rows,)``."""
-    hashes = pd.Series(hash_rows(rows, column, normalize=True), dtype=object)
-    return hashes.isin(hash_rows(reference, column, normalize=True)).to_numpy()
+    # not `isin` of pandas, which converts bytes to a type of NumPy that ends at the last zeros
+    reference_hashes = set(hash_rows(reference, column, normalize=True))
+    hashes = hash_rows(rows, column, normalize=True)
+    return np.array([digest in reference_hashes for digest in hashes], dtype=bool)
 
 
 def drop_repeated(

@@ -893,6 +893,18 @@ def test_rows_that_were_trained_on_are_counted(
 
 
 @pytest.mark.contract("E5")
+@pytest.mark.trains
+def test_all_rows_that_were_trained_on_are_counted(bert: Path, tmp_path: Path) -> None:
+    """Of 400 texts, the digests of one or two end with a zero."""
+    texts = [f"a film of {number} minutes" for number in range(400)]
+    rows = pd.DataFrame({"text": texts, "label": ["bad", "good"] * 200})
+    options = dict(model=str(bert), output_dir=str(tmp_path / "run"), baseline=False, max_steps=1)
+    run = finetune.train("text", dataset=rows, train_samples=None, **options)
+    evaluation = finetune.evaluate(run, rows)
+    assert evaluation.rows_trained_on == run.manifest.data.rows["train"] > 250
+
+
+@pytest.mark.contract("E5")
 @pytest.mark.parametrize(
     ("content", "options", "fragments"),
     [
