@@ -11,7 +11,7 @@ from finetune import ImageRecipe
 class Image(ImageRecipe):
     """Images of your own, with one label each."""
 
-    training = dict(global_batch_size=32, learning_rate=5e-5, num_train_epochs=3)
+    training = dict(global_batch_size=32)
     embedded = dict(
         dataset="embedded:digits",
         model="embedded:vit",

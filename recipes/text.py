@@ -10,11 +10,9 @@ from finetune import TextRecipe
 class Text(TextRecipe):
     """Texts of your own, with labels of any kind."""
 
-    training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=3)
+    training = dict(global_batch_size=32)
     embedded = dict(
         dataset="embedded:rotten-tomatoes",
         model="embedded:minilm",
         max_length=256,
-        learning_rate=1e-4,
-        num_train_epochs=1,
     )

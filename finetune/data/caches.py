@@ -8,6 +8,7 @@ from finetune.runtime import hub
 FILES = "finetune-files"
 HASHES = "finetune-hashes"
 TOKENIZED = "finetune-tokenized"
+STATES = "finetune-states"
 MEMORY = "finetune-memory"
 
 

@@ -181,7 +181,7 @@ def make_splits(
         rows = index.loc[parts == name, "row"].to_numpy()
         most = plan.train_samples if name == "train" else plan.eval_samples
         if most is not None and most < len(rows):
-            rows = rows[_draw_rows(strata[source][rows], most, plan.split_seed + 2)]
+            rows = rows[draw_rows(strata[source][rows], most, plan.split_seed + 2)]
         splits[name] = dataset[source].select(rows)
     return splits, description
 
@@ -241,7 +241,7 @@ def _divide(
             first = labels.argmax(axis=0) if is_set else np.unique(labels, return_index=True)[1]
             spare = np.delete(np.arange(len(labels)), first)
             is_chosen = np.zeros(len(labels), dtype=bool)
-            is_chosen[spare[_draw_rows(labels[spare], min(size, len(spare)), seed)]] = True
+            is_chosen[spare[draw_rows(labels[spare], min(size, len(spare)), seed)]] = True
         if kind and not is_chosen.any():
             noun, flag = (kind, f"--{kind}_column {column}: ") if column else ("text", "")
             raise UserError(
@@ -262,7 +262,7 @@ def _divide(
     return parts, f"{description} (seed {plan.split_seed})"
 
 
-def _draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
+def draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     """Return the sorted indices of ``size`` random rows, stratified by class.
 
     The numbers per class follow the largest-remainder method (Hamilton's). The splitters of

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
+    AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     PretrainedConfig,
     PreTrainedTokenizerBase,
@@ -34,12 +36,14 @@ _HEAD_DROPOUT = re.compile(r"classif|cls|summary|pooler|activation|qa")
 
 
 def without_weights(config: PretrainedConfig) -> torch.nn.Module:
-    """Return the text classifier of a configuration, on the meta device.
+    """Return the text or image classifier of a configuration, on the meta device.
 
     Raises:
         UserError: If ``transformers`` cannot build it.
     """
     auto: Any = AutoModelForSequenceClassification  # which has no annotations
+    if type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        auto = AutoModelForImageClassification
     try:
         with torch.device("meta"):
             model: torch.nn.Module = auto.from_config(copy.deepcopy(config))

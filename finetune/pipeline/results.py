@@ -1,6 +1,7 @@
 """Write the results of a training: ``run.json`` (without secrets), predictions and metrics."""
 
 import dataclasses
+import itertools
 import os
 import platform
 import shutil
@@ -30,6 +31,7 @@ from finetune.data.prediction_columns import (
 from finetune.errors import UserError
 from finetune.pipeline.events import SPEED
 from finetune.recipe import Recipe, TextRecipe, scoring
+from finetune.recipe.probe import frozen_baseline
 from finetune.runs.manifest import Manifest, Metrics
 from finetune.runs.run import LOGITS, PREDICTIONS, Run
 from finetune.runtime import __version__, activity, distributed, files
@@ -185,7 +187,11 @@ def write(
     )
     baseline_scores: dict[str, Any] = {}
     differences: dict[str, Any] = {}
-    for name, predicted in task.baselines(source):
+    predictions = task.baselines(source)
+    if settings.arguments.baseline:
+        frozen = frozen_baseline(recipe, settings.arguments, notes.append)
+        predictions = itertools.chain(predictions, frozen)
+    for name, predicted in predictions:
         try:
             computed = recipe.compute_metrics(EvalPrediction(predicted, labels))
             baseline = task.scored(labels, predicted)

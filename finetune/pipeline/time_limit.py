@@ -40,7 +40,7 @@ def fit_epochs(prepared: Prepared) -> Prepared:
         return prepared
     recipe = settings.recipe
     trainer = build_trainer(
-        lambda: {**recipe.trainer_kwargs(), "callbacks": []},
+        lambda **options: {**recipe.trainer_kwargs(**options), "callbacks": []},
         replace(settings, training={**settings.training, **_TIMING_ARGUMENTS}).arguments,
         recipe.adapt,
     )

@@ -204,8 +204,16 @@ class Recipe(RecipeOptions):
             cpu.for_training(model, bf16=arguments.bf16, recomputes=recomputes)
         return freeze_or_add_adapter(model, vars(self)) if isinstance(self, ModelOptions) else model
 
-    def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+    def trainer_kwargs(
+        self,
+        model: torch.nn.Module | None = None,
+        arguments: FinetuneArguments | None = None,
+    ) -> dict[str, Any]:
         """Return the keyword arguments of ``transformers.Trainer``, except ``args``.
+
+        Args:
+            model: The model to train; None for a new one.
+            arguments: Those of the training; None for one on the default device.
 
         With class weights, the stock ``Trainer`` divides the loss by the rows of a step; the one of
         :meth:`trainer` divides by the sum of their weights, which is 1 per row on average.
@@ -213,11 +221,14 @@ class Recipe(RecipeOptions):
         from finetune.models import loaded_weights
 
         if model is None:
+            from finetune.recipe import probe
+
             if (model := self.build_model(self.labels)) is None:
                 raise UserError("build_model() returned None: return the model")
             for sentence in loaded_weights.get(model).notes():
                 self.note(sentence)
             model = self.kind.initialized(model, self.note)
+            probe.start_head(self, model, arguments)
         return {
             "model": model,
             "train_dataset": self.prepared["train"],

@@ -102,6 +102,9 @@ class ModelOptions:
     drop_invalid: bool = _labels(False, "drop rows without a text, an image or a label")
     model: str = _model("", "name of a model on the Hub, a local directory, or embedded:NAME")
     model_revision: str | None = _model(None, "commit, tag or branch on the Hub (unset: newest)")
+    head: Literal["probe", "random"] = _model(
+        "probe", "start of a new last layer: a linear model of its inputs, or random weights"
+    )
     adapter: Literal["lora"] | None = _adapters(None, "train low-rank adapters and the head only")
     lora_rank: int = _adapters(8, "rank of the matrices of an adapter")
     lora_alpha: float = _adapters(16.0, "an adapter is multiplied by lora_alpha / lora_rank")

@@ -13,6 +13,7 @@ from finetune.data import ROW
 from finetune.data.comma_list import split_values
 from finetune.errors import UserError
 from finetune.recipe.base import Recipe
+from finetune.recipe.defaults import with_schedule
 from finetune.recipe.options import ImageOptions, TextOptions, option
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from finetune.data.batches import Augmentation
     from finetune.data.encoding import Encoder, Windows
     from finetune.data.labels import LabelOptions
+    from finetune.training.arguments import FinetuneArguments
 
 
 class TextRecipe(Recipe, TextOptions):
@@ -202,13 +204,19 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.models import families
 
         defaults = super().training_defaults(user_options)
-        config = self.model_config if self.model and "splits" in vars(self) else None
+        if not self.model or "splits" not in vars(self):
+            return defaults
+        config = self.model_config
         if config is not None and config.model_type in families.OVERFLOWING:
             defaults["precision"] = "fp32"
-        return defaults
+        return with_schedule(self, defaults, user_options or {})
 
-    def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
-        kwargs = super().trainer_kwargs(model)
+    def trainer_kwargs(
+        self,
+        model: torch.nn.Module | None = None,
+        arguments: FinetuneArguments | None = None,
+    ) -> dict[str, Any]:
+        kwargs = super().trainer_kwargs(model, arguments)
         self._refuse_unknown_ids(kwargs["model"])
         if self.long_texts == "windows":
             loss = dataclasses.replace(kwargs["compute_loss_func"], pooling=self.pooling)
@@ -341,6 +349,12 @@ class ImageRecipe(Recipe, ImageOptions):
         if self.model_config is not None:
             self.processing_class()
 
+    def training_defaults(self, user_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        defaults = super().training_defaults(user_options)
+        if not self.model or "splits" not in vars(self):
+            return defaults
+        return with_schedule(self, defaults, user_options or {})
+
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         """Return the encoded images, which the collator decodes."""
         from datasets import Image
@@ -384,5 +398,9 @@ class ImageRecipe(Recipe, ImageOptions):
 
         return Collator(self.processing_class(), self.augmentation, self.presumed_kind.targets)
 
-    def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
-        return {**super().trainer_kwargs(model), "callbacks": [self.augmentation]}
+    def trainer_kwargs(
+        self,
+        model: torch.nn.Module | None = None,
+        arguments: FinetuneArguments | None = None,
+    ) -> dict[str, Any]:
+        return {**super().trainer_kwargs(model, arguments), "callbacks": [self.augmentation]}

@@ -245,6 +245,32 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
     return prepare() if pickled is None else pickle.loads(pickled)
 
 
+def on_main_process(compute: Callable[[], Result]) -> Result:
+    """Call ``compute`` on rank 0 and return its result, pickled, on every rank; it may take a day.
+
+    Without a process group every process calls ``compute``.
+
+    Raises:
+        UserError: On every rank, if rank 0 raised it; the same holds for a ``RunError``.
+    """
+    import torch.distributed as dist
+
+    if ranks().world_size == 1 or not dist.is_initialized():
+        return compute()
+    waiting = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    result: Result | UserError | RunError | None = None
+    if is_main_process():
+        try:
+            result = compute()
+        except (UserError, RunError) as error:
+            result = error
+    shared = [result]
+    dist.broadcast_object_list(shared, src=0, group=waiting)
+    if isinstance(shared[0], (UserError, RunError)):
+        raise shared[0]
+    return shared[0]  # type: ignore[return-value]
+
+
 def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:
     """Raise a ``UserError`` if ``--save_on_each_node`` does not fit ``directory``; all ranks call
     it. In a shared directory machines would overwrite files; in others only one could resume.

@@ -21,9 +21,10 @@ from finetune.data.prediction_columns import (
     of_rank,
     probability_of,
 )
-from finetune.statistics import baselines, metrics, mistakes, scored
+from finetune.statistics import baselines, linear, metrics, mistakes, scored
 from finetune.statistics.baselines import Source
 from finetune.statistics.functions import MODULES
+from finetune.statistics.linear import Linear
 from finetune.statistics.metrics import Metrics
 from finetune.statistics.results import Statistics
 from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredRows
@@ -155,6 +156,16 @@ class MultiLabel(Task[ScoredLabels]):
 
     def targets(self, labels: Any) -> np.ndarray:
         return targets.indicators(labels, len(self.labels)).astype(np.float32)
+
+    def fit_linear(
+        self,
+        features: np.ndarray,
+        targets: np.ndarray,
+        class_weights: np.ndarray | None,
+        is_balanced: bool,
+        has_bias: bool,
+    ) -> Linear:
+        return linear.fit_labels(features, targets > 0, class_weights, has_bias=has_bias)
 
     def global_loss(self, row_loss: RowLoss, class_weights: np.ndarray | None) -> GlobalLoss:
         global_loss = super().global_loss(row_loss, None)

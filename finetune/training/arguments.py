@@ -47,6 +47,15 @@ class FinetuneArguments(TrainingArguments):
     devices, whichever of them was given; None with ``max_tokens_per_batch``.
     """
 
+    learning_rate: float | None = _option(  # type: ignore[assignment]
+        None, "highest learning rate (unset: by rows and trained parameters)"
+    )
+    num_train_epochs: float | None = _option(  # type: ignore[assignment]
+        None, "passes over the training rows (unset: by rows)"
+    )
+    warmup_steps: float | None = _option(  # type: ignore[assignment]
+        None, "steps, or share of them, in which the learning rate rises (unset: 0.1)"
+    )
     per_device_train_batch_size: int | None = _option(  # type: ignore[assignment]
         None, "rows per micro-batch on one device, instead of --global_batch_size"
     )
@@ -241,6 +250,9 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
 
 def _resolve(values: ArgumentValues) -> None:
     """Fill in what depends on launch and device, in place."""
+    for name in ("learning_rate", "num_train_epochs", "warmup_steps"):
+        if getattr(values, name) is None:  # of a recipe without a pretrained model
+            setattr(values, name, getattr(TrainingArguments, name))
     _resolve_batch(values)
     device_type = distributed.device(values.use_cpu).type
     is_cuda = device_type == "cuda"

@@ -1,0 +1,85 @@
+"""Learning rate, epochs and warm-up of a pretrained model, by rows and trained parameters.
+
+docs/decisions/defaults.md has the measurements behind these numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from finetune.recipe.pretrained import ImageRecipe, TextRecipe
+
+#: The options that are resolved here if neither the recipe nor the user sets them.
+NAMES = ("learning_rate", "num_train_epochs", "warmup_steps")
+#: Learning rates of full fine-tuning, by the parameters of the model, in millions.
+_RATES = ((50, 1e-4), (200, 3e-5), (math.inf, 1e-5))
+_ADAPTER_FACTOR = 10  # Schulman et al., "LoRA Without Regret", 2025
+_HEAD_ONLY_RATE = 1e-3
+_STEP_ROWS = 32
+_MIN_STEPS, _MIN_EPOCHS, _MAX_EPOCHS = 300, 3, 20
+_WARMUP = 0.1
+
+
+def resolve(
+    rows: int, parameters: int, step_rows: int | None, *, adapter: bool, head_only: bool
+) -> dict[str, Any]:
+    """Return the values of :data:`NAMES`.
+
+    Args:
+        rows: The number of training rows.
+        parameters: The number of parameters of the model.
+        step_rows: The rows of an optimizer step; None if they are counted in tokens.
+        adapter: Whether only an adapter and the head are trained.
+        head_only: Whether only the head is trained.
+    """
+    rate = next(rate for size, rate in _RATES if parameters <= size * 1e6)
+    if adapter:
+        rate *= _ADAPTER_FACTOR
+    if head_only:
+        rate = _HEAD_ONLY_RATE
+    epochs = math.ceil(_MIN_STEPS * (step_rows or _STEP_ROWS) / rows)
+    epochs = min(max(epochs, _MIN_EPOCHS), _MAX_EPOCHS)
+    return {"learning_rate": rate, "num_train_epochs": float(epochs), "warmup_steps": _WARMUP}
+
+
+def with_schedule(
+    recipe: TextRecipe | ImageRecipe, defaults: dict[str, Any], typed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return training arguments with the values of :func:`resolve`, and add them to the notes.
+
+    Those of a recipe are for its own model: with another ``--model`` they are not used.
+
+    Args:
+        recipe: The recipe, whose data is loaded.
+        defaults: The training arguments of the recipe.
+        typed: Those of the user and of ``--embedded``.
+    """
+    from finetune.models import families
+
+    own_model = type(recipe).__dataclass_fields__["model"].default
+    if own_model and recipe.model != own_model:
+        defaults = {name: value for name, value in defaults.items() if name not in NAMES}
+    missing = [name for name in NAMES if defaults.get(name) is None]
+    if not missing or recipe.model_config is None:
+        return defaults
+    rows = len(recipe.splits["train"])
+    model = families.without_weights(recipe.model_config)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    step_rows = {**defaults, **typed}.get("global_batch_size")
+    resolved = resolve(
+        rows,
+        parameters,
+        step_rows,
+        adapter=recipe.adapter is not None,
+        head_only=recipe.freeze == "base",
+    )
+    values = {name: resolved[name] for name in missing}
+    texts = [f"{name} {value:g}" for name, value in values.items() if name not in typed]
+    if texts:
+        recipe.note(
+            f"{', '.join(texts)}: for {rows:,} rows and {parameters / 1e6:.3g} million parameters"
+        )
+    return {**defaults, **values}

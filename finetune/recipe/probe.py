@@ -1,0 +1,178 @@
+"""Start a new last layer from a linear model of its own inputs, before a training.
+
+Linear probing, then fine-tuning, is better than fine-tuning a random head, in and out of
+distribution (Kumar et al., ICLR 2022; Tomihari and Sato, NeurIPS 2024).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import xxhash
+from transformers import EvalPrediction, PreTrainedModel
+
+from finetune.data import arrow, caches, digests, encoding
+from finetune.data.batches import DRAWN_FROM
+from finetune.models import head, states
+from finetune.models.pretrained import FRESH_HEAD
+from finetune.models.states import States
+from finetune.runtime import activity, distributed, files, hardware
+from finetune.statistics import baselines
+from finetune.training import steps
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from finetune.recipe.base import Recipe
+    from finetune.statistics.linear import Linear
+    from finetune.training.arguments import FinetuneArguments
+
+#: The most rows that are encoded, and the most of the tokens of the planned epochs.
+_MAX_ROWS, _MAX_SHARE = 20_000, 0.1
+_MAX_VALIDATION_ROWS = 1_000
+_VERSION = 1  # increment when the same model and rows should yield other states
+
+
+def start_head(
+    recipe: Recipe, model: torch.nn.Module, arguments: FinetuneArguments | None = None
+) -> None:
+    """Set a new last layer in place, on every process to the same weights; every process calls it.
+
+    Nothing happens with ``--head random``, if the head is continued, or if the base model has
+    random weights.
+    """
+    if getattr(recipe, "head", "random") != "probe" or not isinstance(model, PreTrainedModel):
+        return
+    if not getattr(model, FRESH_HEAD, False) or not states.is_pretrained(model):
+        return
+    layer = head.last_linear(model, recipe.kind.width)
+    started = time.perf_counter()
+    has_bias = layer.bias is not None
+    linear, score = distributed.on_main_process(lambda: _fit(recipe, arguments, has_bias))
+    head.set_weights(layer, linear.weight, linear.bias)
+    seconds = time.perf_counter() - started
+    recipe.note(f"head: {score}, in {seconds:.1f} s (--head random: from random weights)")
+
+
+def _fit(
+    recipe: Recipe, arguments: FinetuneArguments | None, has_bias: bool
+) -> tuple[Linear, str]:
+    """Return the linear model of the inputs of the last layer, and a text with its score."""
+    rows = sample_rows(recipe, arguments)
+    features = encode_rows(recipe, "train", rows, arguments).head_inputs
+    targets = steps.read_labels(recipe.prepared["train"])[rows]
+    balanced = arguments is not None and arguments.class_sampling == "balanced"
+    linear = recipe.kind.fit_linear(features, targets, recipe.weights, balanced, has_bias)
+    count = min(len(recipe.prepared["validation"]), _MAX_VALIDATION_ROWS)
+    validation = encode_rows(recipe, "validation", np.arange(count), arguments).head_inputs
+    labels = steps.read_labels(recipe.prepared["validation"])[:count]
+    scores = recipe.compute_metrics(
+        EvalPrediction(linear(validation).astype(np.float32), labels)
+    )
+    name = next(iter(scores))
+    return linear, f"starts from {len(rows):,} rows with {name} {scores[name]:.4f} on {count:,} validation rows"
+
+
+def frozen_baseline(
+    recipe: Recipe, arguments: FinetuneArguments, note: Callable[[str], object]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name and the outputs for the test rows of the baseline "frozen encoder": a linear
+    model of the means of the last hidden states. Nothing without a pretrained model.
+
+    ``note`` is called with a sentence if it fails.
+    """
+    task = recipe.kind
+    name = f"frozen encoder + {task.linear_model}"
+    try:
+        model = recipe.build_model(recipe.labels)
+        if not states.is_pretrained(model):
+            return
+        del model
+        numbers = sample_rows(recipe, arguments)
+        targets = steps.read_labels(recipe.prepared["train"])[numbers]
+        features = encode_rows(recipe, "train", numbers, arguments).means
+        linear = task.fit_linear(features, targets, None, False, True)
+        outputs = _outputs_of_split(recipe, "test", linear, arguments)
+        if task.thresholds != "none":  # as for the model
+            validation = _outputs_of_split(recipe, "validation", linear, arguments)
+            shift = task.fit(validation, recipe.targets("validation"))
+            outputs = (outputs + shift).astype(outputs.dtype)
+    except Exception as error:  # the run is complete without a baseline
+        note(baselines.failed(name, error))
+        return
+    yield name, outputs
+
+
+def _outputs_of_split(
+    recipe: Recipe, split: str, linear: Linear, arguments: FinetuneArguments
+) -> np.ndarray:
+    """Return outputs for the means of all rows of a split; of windows, the mean of each text."""
+    rows = recipe.prepared[split]
+    outputs = linear(encode_rows(recipe, split, np.arange(len(rows)), arguments).means)
+    documents = encoding.documents_of(rows)
+    if documents is not None:
+        outputs = encoding.pooled(outputs, documents, "mean")
+    return outputs.astype(np.float32)
+
+
+def sample_rows(recipe: Recipe, arguments: FinetuneArguments | None) -> np.ndarray:
+    """Return the training rows that are encoded, sorted, shape ``(rows,)``."""
+    from finetune.data.splits import draw_rows
+
+    rows = recipe.prepared["train"]
+    epochs = 3.0 if arguments is None else float(arguments.num_train_epochs)
+    count = min(_MAX_ROWS, len(rows), round(len(rows) * epochs * _MAX_SHARE))
+    labels = steps.read_labels(rows)
+    if labels.ndim == 1 and labels.dtype.kind == "i":
+        return draw_rows(labels, count, recipe.split_seed)
+    return np.sort(np.random.default_rng(recipe.split_seed).permutation(len(rows))[:count])
+
+
+def encode_rows(
+    recipe: Recipe, split: str, numbers: np.ndarray, arguments: FinetuneArguments | None
+) -> States:
+    """Return the states of some prepared rows of a split; they are cached."""
+    rows = recipe.prepared[split].select(numbers)
+    if DRAWN_FROM in rows.column_names:  # without it the collator does not augment
+        rows = rows.remove_columns(DRAWN_FROM)
+    model: Any = recipe.build_model(recipe.labels)
+    if arguments is None:
+        device = distributed.device()
+        bf16 = hardware.automatic_precision(device.type) == "bf16"
+    else:
+        device = arguments.device
+        bf16 = arguments.bf16
+    path = caches.directory(caches.STATES) / _key(model, rows, recipe, bf16)
+    with contextlib.suppress(OSError, ValueError, KeyError):  # not cached, or damaged
+        with np.load(path) as arrays:
+            return States(arrays["head_inputs"], arrays["means"])
+    activity.say(f"encoding {len(rows):,} {split} rows with the pretrained model")
+    encoded = states.encode(
+        model, recipe.kind.width, rows, recipe.data_collator(), device=device, bf16=bf16
+    )
+    with contextlib.suppress(OSError), files.replacing(path) as new, new.open("wb") as file:
+        np.savez(file, head_inputs=encoded.head_inputs, means=encoded.means)
+    return encoded
+
+
+def _key(model: PreTrainedModel, rows: Dataset, recipe: Recipe, bf16: bool) -> str:
+    """Return a hash of everything that decides the states."""
+    total = xxhash.xxh3_128(repr([_VERSION, bf16, model.config.model_type, len(rows)]).encode())
+    for name, weight in model.base_model.named_parameters():
+        total.update(name.encode())
+        total.update(weight.detach().numpy().tobytes())
+    if "input_ids" in rows.column_names:
+        tokens = arrow.column(rows, "input_ids").combine_chunks()
+        total.update(tokens.flatten().to_numpy().tobytes())
+        total.update(tokens.value_lengths().to_numpy().tobytes())
+    else:
+        processor: Any = recipe.processing_class()
+        if processor is not None:
+            total.update(processor.to_json_string().encode())
+        total.update(b"".join(digests.hash_rows(rows, recipe.input_column)))
+    return total.hexdigest() + ".npz"

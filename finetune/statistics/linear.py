@@ -1,0 +1,147 @@
+"""Linear models of features: fitted in float64 and on one thread, so that the result does not
+depend on the number of threads.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+#: The inverse regularization of logistic regression for features of variance 1: between 0.3 and 3
+#: the log loss on other rows hardly differs (docs/decisions/defaults.md).
+_STRENGTH = 1.0
+#: Strengths of ridge regression; leave-one-out errors of the rows choose one.
+_ALPHAS = np.logspace(-2, 5, 15)
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """``features @ weight.T + bias``: ``weight`` is ``(outputs, features)``, ``bias`` ``(outputs,)``."""
+
+    weight: np.ndarray
+    bias: np.ndarray
+
+    def __call__(self, features: np.ndarray) -> np.ndarray:
+        """Return the outputs of rows, shape ``(rows, outputs)``, float64."""
+        return np.asarray(features.astype(np.float64) @ self.weight.T + self.bias)
+
+
+def fit_classes(
+    features: np.ndarray,
+    labels: np.ndarray,
+    classes: int,
+    row_weights: np.ndarray | None = None,
+    *,
+    has_bias: bool = True,
+) -> Linear:
+    """Return multinomial logistic regression; its outputs are the logits of all classes.
+
+    Args:
+        features: Shape ``(rows, features)``.
+        labels: Class ids, int64, shape ``(rows,)``. A class without rows gets the lowest bias.
+        classes: The number of classes.
+        row_weights: The weight of each row in the loss, shape ``(rows,)``.
+        has_bias: Whether the outputs have a bias, and the features may be centred.
+    """
+    scaler = _Scaler.of(features, has_bias)
+    weight = np.zeros((classes, features.shape[1]))
+    bias = np.zeros(classes)
+    present, targets = np.unique(labels, return_inverse=True)
+    if len(present) > 1:
+        coefficients, intercepts = _fit_logistic(
+            scaler(features), targets, row_weights, has_bias=has_bias
+        )
+        if len(present) == 2:  # scikit-learn has one output: the second logit minus the first
+            coefficients = np.concatenate([-coefficients, coefficients]) / 2
+            intercepts = np.concatenate([-intercepts, intercepts]) / 2
+        weight[present], bias[present] = coefficients, intercepts
+    if has_bias and len(present) < classes:
+        bias[np.setdiff1d(np.arange(classes), present)] = bias[present].min() - 1
+    return scaler.undo(weight, bias)
+
+
+def fit_labels(
+    features: np.ndarray,
+    is_positive: np.ndarray,
+    positive_weights: np.ndarray | None = None,
+    *,
+    has_bias: bool = True,
+) -> Linear:
+    """Return a binary logistic regression for each label.
+
+    Args:
+        features: Shape ``(rows, features)``.
+        is_positive: Whether a row has a label, shape ``(rows, labels)``.
+        positive_weights: The weight of the positive rows of each label, shape ``(labels,)``.
+        has_bias: Whether the outputs have a bias, and the features may be centred.
+    """
+    scaler = _Scaler.of(features, has_bias)
+    scaled = scaler(features)
+    weight = np.zeros((is_positive.shape[1], features.shape[1]))
+    bias = np.zeros(is_positive.shape[1])
+    for number, column in enumerate(is_positive.T.astype(np.int64)):
+        if column.min() == column.max():  # no row has the label, or all have it
+            bias[number] = 2 * column.max() - 1 if has_bias else 0
+            continue
+        row_weights = None
+        if positive_weights is not None:
+            row_weights = np.where(column, positive_weights[number], 1.0)
+        coefficients, intercepts = _fit_logistic(scaled, column, row_weights, has_bias=has_bias)
+        weight[number], bias[number] = coefficients[0], intercepts[0]
+    return scaler.undo(weight, bias)
+
+
+def fit_numbers(features: np.ndarray, targets: np.ndarray, *, has_bias: bool = True) -> Linear:
+    """Return ridge regression; leave-one-out errors choose its strength.
+
+    Args:
+        features: Shape ``(rows, features)``.
+        targets: Shape ``(rows, outputs)``.
+        has_bias: Whether the outputs have a bias, and the features may be centred.
+    """
+    from sklearn.linear_model import RidgeCV
+    from threadpoolctl import threadpool_limits
+
+    scaler = _Scaler.of(features, has_bias)
+    deviation = targets.std(axis=0)
+    deviation[deviation == 0] = 1
+    with threadpool_limits(1):
+        ridge = RidgeCV(_ALPHAS, fit_intercept=has_bias).fit(scaler(features), targets / deviation)
+    weight = np.atleast_2d(ridge.coef_) * deviation[:, None]
+    bias = np.atleast_1d(ridge.intercept_) * deviation
+    return scaler.undo(weight, np.broadcast_to(bias, len(weight)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Scaler:
+    """Moves features to mean 0, and scales all of them by one number to variance 1."""
+
+    mean: np.ndarray
+    scale: float
+
+    @classmethod
+    def of(cls, features: np.ndarray, has_bias: bool) -> "_Scaler":
+        features = features.astype(np.float64)
+        mean = features.mean(axis=0) if has_bias else np.zeros(features.shape[1])
+        deviation = np.sqrt(np.mean((features - mean) ** 2))
+        return cls(mean, float(deviation) or 1.0)
+
+    def __call__(self, features: np.ndarray) -> np.ndarray:
+        return np.asarray((features.astype(np.float64) - self.mean) / self.scale)
+
+    def undo(self, weight: np.ndarray, bias: np.ndarray) -> Linear:
+        """Return a linear model of scaled features as one of the features themselves."""
+        weight = weight / self.scale
+        return Linear(weight, bias - weight @ self.mean)
+
+
+def _fit_logistic(
+    features: np.ndarray, labels: np.ndarray, row_weights: np.ndarray | None, *, has_bias: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return coefficients and intercepts of scikit-learn's logistic regression."""
+    from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
+
+    model = LogisticRegression(C=_STRENGTH, fit_intercept=has_bias, tol=1e-6, max_iter=2000)
+    with threadpool_limits(1):
+        model.fit(features, labels, row_weights)
+    return model.coef_, model.intercept_
