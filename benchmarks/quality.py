@@ -64,7 +64,9 @@ class Case:
 
 def banking77(directory: Path) -> Frames:
     """Return questions of customers of a bank, with 77 intents."""
-    train, test = (pd.read_csv(directory / "banking77" / f"{part}.csv") for part in ("train", "test"))
+    train, test = (
+        pd.read_csv(directory / "banking77" / f"{part}.csv") for part in ("train", "test")
+    )
     return train, test
 
 
@@ -139,11 +141,19 @@ def measure(case: Case, seed: int, flags: str, options: Any, scratch: Path) -> d
     data = scratch / f"{case.name}-{seed}-{options.held_out}"
     if not data.exists():
         data.mkdir()
-        for name, frame in zip(("train", "test"), sample(case, options.directory, seed, options.held_out), strict=True):
+        for name, frame in zip(
+            ("train", "test"), sample(case, options.directory, seed, options.held_out), strict=True
+        ):
             frame.to_csv(data / f"{name}.csv", index=False)
     words = ["-m", "finetune", "text", "--dataset", data, "--model", "embedded:minilm"]
     words += ["--label_column", case.column, "--seed", str(seed), "--split_seed", str(seed)]
-    words += ["--output_dir", scratch / "run", "--save_total_limit", "1", *shlex.split(f"{case.flags} {flags}")]
+    words += [
+        "--output_dir",
+        scratch / "run",
+        "--save_total_limit",
+        "1",
+        *shlex.split(f"{case.flags} {flags}"),
+    ]
     started = time.perf_counter()
     run(words, scratch)
     seconds = time.perf_counter() - started
@@ -158,7 +168,8 @@ def measure(case: Case, seed: int, flags: str, options: Any, scratch: Path) -> d
     return {
         "case": case.name, "seed": seed, "flags": flags, "held_out": options.held_out,
         "score": metrics["test"][case.metric], "baselines": baselines, "gaps": gaps,
-        "steps": record["steps"], "seconds": round(seconds), "train_seconds": record["train_seconds"],
+        "steps": record["steps"], "seconds": round(seconds),
+        "train_seconds": record["train_seconds"],
         "notes": [note for note in record["data"]["notes"] if note.startswith("head:")],
     }  # fmt: skip
 
@@ -180,7 +191,9 @@ def table(results: list[dict[str, Any]]) -> Iterator[str]:
     for (name, held_out, flags), rows in frame.groupby(["case", "held_out", "flags"], sort=False):
         cells = [f"{name} ({held_out})", flags or "default", interval(rows["score"].tolist())]
         for start in ("frozen encoder", "TF-IDF"):
-            scores = [s for names in rows["baselines"] for n, s in names.items() if n.startswith(start)]
+            scores = [
+                s for names in rows["baselines"] for n, s in names.items() if n.startswith(start)
+            ]
             cells.append(interval(scores) if scores else "")
         cells += [f"{rows['steps'].mean():.0f}", f"{rows['seconds'].mean() / 60:.1f}"]
         yield f"| {' | '.join(cells)} |"

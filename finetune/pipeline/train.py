@@ -35,6 +35,7 @@ from finetune.runs.run import Run
 from finetune.runtime import activity, distributed, files, stopping
 from finetune.runtime.stopping import Stopped
 from finetune.training import checkpoint
+from finetune.training.arguments import FinetuneArguments
 from finetune.training.callbacks import Bar, explained
 from finetune.training.trainer import Trainer, build_trainer
 
@@ -189,7 +190,14 @@ def _report_without_training(prepared: Prepared) -> Run:
 def _build_trainer(prepared: Prepared) -> Trainer:
     """Build the trainer. It reports its logs as events and does not print them."""
     recipe = prepared.settings.recipe
-    trainer = build_trainer(recipe.trainer_kwargs, prepared.settings.arguments, recipe.adapt)
+
+    def trainer_kwargs(arguments: FinetuneArguments) -> dict[str, Any]:
+        model = None
+        if prepared.resumption.path is not None:  # the checkpoint has the weights of the head
+            model = recipe.build_model(recipe.labels)
+        return recipe.trainer_kwargs(model, arguments)
+
+    trainer = build_trainer(trainer_kwargs, prepared.settings.arguments, recipe.adapt)
     trainer.configuration = prepared.configuration
     trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
     trainer.remove_callback(PrinterCallback)

@@ -7,6 +7,7 @@ distribution (Kumar et al., ICLR 2022; Tomihari and Sato, NeurIPS 2024).
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -43,8 +44,8 @@ def start_head(
 ) -> None:
     """Set a new last layer in place, on every process to the same weights; every process calls it.
 
-    Nothing happens with ``--head random``, if the head is continued, or if the base model has
-    random weights.
+    Nothing happens with ``--head random``, if the head is continued, or if the base
+    model has random weights.
     """
     if getattr(recipe, "head", "random") != "probe" or not isinstance(model, PreTrainedModel):
         return
@@ -52,30 +53,35 @@ def start_head(
         return
     layer = head.last_linear(model, recipe.kind.width)
     started = time.perf_counter()
-    has_bias = layer.bias is not None
-    linear, score = distributed.on_main_process(lambda: _fit(recipe, arguments, has_bias))
+    linear, facts = distributed.on_main_process(lambda: _fit(recipe, model, arguments))
     head.set_weights(layer, linear.weight, linear.bias)
     seconds = time.perf_counter() - started
-    recipe.note(f"head: {score}, in {seconds:.1f} s (--head random: from random weights)")
+    recipe.note(f"head: {facts}, in {seconds:.1f} s (--head random: random weights)")
 
 
 def _fit(
-    recipe: Recipe, arguments: FinetuneArguments | None, has_bias: bool
+    recipe: Recipe, model: PreTrainedModel, arguments: FinetuneArguments | None
 ) -> tuple[Linear, str]:
     """Return the linear model of the inputs of the last layer, and a text with its score."""
-    rows = sample_rows(recipe, arguments)
-    features = encode_rows(recipe, "train", rows, arguments).head_inputs
-    targets = steps.read_labels(recipe.prepared["train"])[rows]
-    balanced = arguments is not None and arguments.class_sampling == "balanced"
-    linear = recipe.kind.fit_linear(features, targets, recipe.weights, balanced, has_bias)
+    encoder = _Encoder(recipe, model, arguments)
+    task = recipe.kind
+    numbers = sample_rows(recipe, arguments)
+    features = encoder.states("train", numbers).head_inputs
+    targets = steps.read_labels(recipe.prepared["train"])[numbers]
+    is_balanced = arguments is not None and arguments.class_sampling == "balanced"
+    has_bias = head.last_linear(model, task.width).bias is not None
+    linear = task.fit_linear(features, targets, recipe.weights, is_balanced, has_bias)
     count = min(len(recipe.prepared["validation"]), _MAX_VALIDATION_ROWS)
-    validation = encode_rows(recipe, "validation", np.arange(count), arguments).head_inputs
+    validation = encoder.states("validation", np.arange(count)).head_inputs
     labels = steps.read_labels(recipe.prepared["validation"])[:count]
-    scores = recipe.compute_metrics(
-        EvalPrediction(linear(validation).astype(np.float32), labels)
+    outputs = linear(validation).astype(np.float32)
+    scores = recipe.compute_metrics(EvalPrediction(outputs, labels))
+    name, score = next(iter(scores.items()))
+    facts = (
+        f"starts from {task.linear_model} of {len(numbers):,} rows, with {name} {score:.4f} on "
+        f"{count:,} validation rows"
     )
-    name = next(iter(scores))
-    return linear, f"starts from {len(rows):,} rows with {name} {scores[name]:.4f} on {count:,} validation rows"
+    return linear, facts
 
 
 def frozen_baseline(
@@ -90,17 +96,16 @@ def frozen_baseline(
     name = f"frozen encoder + {task.linear_model}"
     try:
         model = recipe.build_model(recipe.labels)
-        if not states.is_pretrained(model):
+        if not isinstance(model, PreTrainedModel) or not states.is_pretrained(model):
             return
-        del model
+        encoder = _Encoder(recipe, model, arguments)
         numbers = sample_rows(recipe, arguments)
         targets = steps.read_labels(recipe.prepared["train"])[numbers]
-        features = encode_rows(recipe, "train", numbers, arguments).means
+        features = encoder.states("train", numbers).means
         linear = task.fit_linear(features, targets, None, False, True)
-        outputs = _outputs_of_split(recipe, "test", linear, arguments)
+        outputs = encoder.outputs("test", linear)
         if task.thresholds != "none":  # as for the model
-            validation = _outputs_of_split(recipe, "validation", linear, arguments)
-            shift = task.fit(validation, recipe.targets("validation"))
+            shift = task.fit(encoder.outputs("validation", linear), recipe.targets("validation"))
             outputs = (outputs + shift).astype(outputs.dtype)
     except Exception as error:  # the run is complete without a baseline
         note(baselines.failed(name, error))
@@ -108,24 +113,12 @@ def frozen_baseline(
     yield name, outputs
 
 
-def _outputs_of_split(
-    recipe: Recipe, split: str, linear: Linear, arguments: FinetuneArguments
-) -> np.ndarray:
-    """Return outputs for the means of all rows of a split; of windows, the mean of each text."""
-    rows = recipe.prepared[split]
-    outputs = linear(encode_rows(recipe, split, np.arange(len(rows)), arguments).means)
-    documents = encoding.documents_of(rows)
-    if documents is not None:
-        outputs = encoding.pooled(outputs, documents, "mean")
-    return outputs.astype(np.float32)
-
-
 def sample_rows(recipe: Recipe, arguments: FinetuneArguments | None) -> np.ndarray:
     """Return the training rows that are encoded, sorted, shape ``(rows,)``."""
     from finetune.data.splits import draw_rows
 
     rows = recipe.prepared["train"]
-    epochs = 3.0 if arguments is None else float(arguments.num_train_epochs)
+    epochs = 3.0 if arguments is None else float(arguments.num_train_epochs or 3)
     count = min(_MAX_ROWS, len(rows), round(len(rows) * epochs * _MAX_SHARE))
     labels = steps.read_labels(rows)
     if labels.ndim == 1 and labels.dtype.kind == "i":
@@ -133,46 +126,67 @@ def sample_rows(recipe: Recipe, arguments: FinetuneArguments | None) -> np.ndarr
     return np.sort(np.random.default_rng(recipe.split_seed).permutation(len(rows))[:count])
 
 
-def encode_rows(
-    recipe: Recipe, split: str, numbers: np.ndarray, arguments: FinetuneArguments | None
-) -> States:
-    """Return the states of some prepared rows of a split; they are cached."""
-    rows = recipe.prepared[split].select(numbers)
-    if DRAWN_FROM in rows.column_names:  # without it the collator does not augment
-        rows = rows.remove_columns(DRAWN_FROM)
-    model: Any = recipe.build_model(recipe.labels)
-    if arguments is None:
-        device = distributed.device()
-        bf16 = hardware.automatic_precision(device.type) == "bf16"
-    else:
-        device = arguments.device
-        bf16 = arguments.bf16
-    path = caches.directory(caches.STATES) / _key(model, rows, recipe, bf16)
-    with contextlib.suppress(OSError, ValueError, KeyError):  # not cached, or damaged
-        with np.load(path) as arrays:
+class _Encoder:
+    """Computes the states of prepared rows, and stores them in the cache.
+
+    Args:
+        recipe: The recipe, whose rows are prepared.
+        model: A pretrained classifier; it is not changed.
+        arguments: Those of the training; None for one on the default device.
+    """
+
+    def __init__(
+        self, recipe: Recipe, model: PreTrainedModel, arguments: FinetuneArguments | None
+    ) -> None:
+        self._recipe = recipe
+        self._model = model
+        if arguments is None:
+            self._device = distributed.device()
+            self._bf16 = hardware.automatic_precision(self._device.type) == "bf16"
+        else:
+            self._device = arguments.device
+            self._bf16 = arguments.bf16
+
+    def states(self, split: str, numbers: np.ndarray) -> States:
+        """Return the states of some rows of a split."""
+        rows = self._recipe.prepared[split].select(numbers)
+        if DRAWN_FROM in rows.column_names:  # without it the collator does not augment
+            rows = rows.remove_columns(DRAWN_FROM)
+        path = caches.directory(caches.STATES) / self._key(rows)
+        # a file that is missing or damaged is written again
+        with contextlib.suppress(OSError, ValueError, KeyError), np.load(path) as arrays:
             return States(arrays["head_inputs"], arrays["means"])
-    activity.say(f"encoding {len(rows):,} {split} rows with the pretrained model")
-    encoded = states.encode(
-        model, recipe.kind.width, rows, recipe.data_collator(), device=device, bf16=bf16
-    )
-    with contextlib.suppress(OSError), files.replacing(path) as new, new.open("wb") as file:
-        np.savez(file, head_inputs=encoded.head_inputs, means=encoded.means)
-    return encoded
+        activity.say(f"encoding {len(rows):,} {split} rows with the pretrained model")
+        model = copy.deepcopy(self._model)
+        width, collate = self._recipe.kind.width, self._recipe.data_collator()
+        encoded = states.encode(model, width, rows, collate, device=self._device, bf16=self._bf16)
+        with contextlib.suppress(OSError), files.replacing(path) as new, new.open("wb") as file:
+            np.savez(file, head_inputs=encoded.head_inputs, means=encoded.means)
+        return encoded
 
+    def outputs(self, split: str, linear: Linear) -> np.ndarray:
+        """Return outputs for the means of all rows of a split; of windows, the mean of a text's."""
+        rows = self._recipe.prepared[split]
+        outputs = linear(self.states(split, np.arange(len(rows))).means)
+        documents = encoding.documents_of(rows)
+        if documents is not None:
+            outputs = encoding.pooled(outputs, documents, "mean")
+        return outputs.astype(np.float32)
 
-def _key(model: PreTrainedModel, rows: Dataset, recipe: Recipe, bf16: bool) -> str:
-    """Return a hash of everything that decides the states."""
-    total = xxhash.xxh3_128(repr([_VERSION, bf16, model.config.model_type, len(rows)]).encode())
-    for name, weight in model.base_model.named_parameters():
-        total.update(name.encode())
-        total.update(weight.detach().numpy().tobytes())
-    if "input_ids" in rows.column_names:
-        tokens = arrow.column(rows, "input_ids").combine_chunks()
-        total.update(tokens.flatten().to_numpy().tobytes())
-        total.update(tokens.value_lengths().to_numpy().tobytes())
-    else:
-        processor: Any = recipe.processing_class()
-        if processor is not None:
-            total.update(processor.to_json_string().encode())
-        total.update(b"".join(digests.hash_rows(rows, recipe.input_column)))
-    return total.hexdigest() + ".npz"
+    def _key(self, rows: Dataset) -> str:
+        """Return a hash of everything that decides the states."""
+        kind = [_VERSION, self._bf16, self._model.config.model_type, len(rows)]
+        total = xxhash.xxh3_128(repr(kind).encode())
+        for name, weight in self._model.base_model.named_parameters():
+            total.update(name.encode())
+            total.update(weight.detach().numpy().tobytes())
+        if "input_ids" in rows.column_names:
+            tokens = arrow.column(rows, "input_ids").combine_chunks()
+            total.update(tokens.flatten().to_numpy().tobytes())
+            total.update(tokens.value_lengths().to_numpy().tobytes())
+        else:
+            processor: Any = self._recipe.processing_class()
+            if processor is not None:
+                total.update(processor.to_json_string().encode())
+            total.update(b"".join(digests.hash_rows(rows, self._recipe.input_column)))
+        return total.hexdigest() + ".npz"

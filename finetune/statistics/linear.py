@@ -15,7 +15,12 @@ _ALPHAS = np.logspace(-2, 5, 15)
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """``features @ weight.T + bias``: ``weight`` is ``(outputs, features)``, ``bias`` ``(outputs,)``."""
+    """``features @ weight.T + bias``.
+
+    Attributes:
+        weight: Shape ``(outputs, features)``.
+        bias: Shape ``(outputs,)``.
+    """
 
     weight: np.ndarray
     bias: np.ndarray

@@ -150,9 +150,7 @@ class Task(ABC, Generic[S]):
             row_weights = (len(targets) / self.width / np.bincount(targets))[targets]
         elif class_weights is not None:
             row_weights = class_weights[targets]
-        return linear.fit_classes(
-            features, targets, self.width, row_weights, has_bias=has_bias
-        )
+        return linear.fit_classes(features, targets, self.width, row_weights, has_bias=has_bias)
 
     def scaled(self, model: torch.nn.Module) -> torch.nn.Module:
         """Prepare ``model`` for training in place, without changing its outputs, and return it.
