@@ -19,9 +19,10 @@ from transformers import EvalPrediction, PreTrainedModel
 
 from finetune.data import arrow, caches, digests, encoding
 from finetune.data.batches import DRAWN_FROM
-from finetune.models import head, states
+from finetune.models import head
 from finetune.models.pretrained import FRESH_HEAD
-from finetune.models.states import States
+from finetune.recipe import states
+from finetune.recipe.states import States
 from finetune.runtime import activity, distributed, files, hardware
 from finetune.statistics import baselines
 from finetune.training import steps
