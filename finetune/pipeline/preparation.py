@@ -18,7 +18,7 @@ from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
 from finetune.pipeline import resumption
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import ImageRecipe, Recipe, TextRecipe
+from finetune.recipe import ImageRecipe, Recipe, TextRecipe, defaults
 from finetune.recipe.catalog import display_name, origin
 from finetune.recipe.options import ModelOptions
 from finetune.reporting import tracking
@@ -81,7 +81,7 @@ def prepare(settings: Settings) -> Prepared:
     settings.report.raise_errors()
     for note in resumed.notes:
         activity.say(note)
-    settings = replace(settings)  # again, with the defaults of the task, which the data decides
+    settings = _with_stored_schedule(settings, resumed)  # and with the defaults of the task
     is_timed = settings.values.max_minutes is not None and bool(resumed.configuration)
     if is_timed:
         settings = with_epochs(settings, resumed.configuration["num_train_epochs"])
@@ -167,6 +167,13 @@ def with_epochs(settings: Settings, epochs: float) -> Settings:
     """Return the settings with another number of epochs, which ``max_steps`` does not override."""
     length = {"num_train_epochs": epochs, "max_steps": -1}
     return replace(settings, training=settings.training | length)
+
+
+def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:
+    """Return new settings, with the numbers of a resumed run that are unset in this command."""
+    names = defaults.unset(settings.recipe, settings.training)
+    stored = {name: value for name, value in resumed.configuration.items() if name in names}
+    return replace(settings, training={**settings.training, **stored})
 
 
 def has_adapter(recipe: Recipe) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 from transformers import PrinterCallback
 
 from finetune.pipeline.preparation import Prepared, count_steps, with_epochs
+from finetune.recipe import defaults
 from finetune.runtime import activity, distributed
 from finetune.training.trainer import build_trainer
 
@@ -57,6 +58,8 @@ def fit_epochs(prepared: Prepared) -> Prepared:
     del trainer
     gc.collect()  # the model
     epochs = round(minutes / minutes_of_epoch, 4)
+    if "num_train_epochs" in defaults.unset(recipe, settings.training):
+        epochs = min(epochs, settings.values.num_train_epochs)
     settings = with_epochs(settings, epochs)
     steps = count_steps(settings, recipe.prepared["train"])
     timed = f"by {_TIMED} steps an epoch takes {minutes_of_epoch:.3g} minutes without evaluations"

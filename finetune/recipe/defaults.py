@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from finetune.recipe.base import Recipe
     from finetune.recipe.pretrained import ImageRecipe, TextRecipe
 
 #: The options that are resolved here if neither the recipe nor the user sets them.
@@ -45,12 +46,26 @@ def resolve(
     return {"learning_rate": rate, "num_train_epochs": float(epochs), "warmup_steps": _WARMUP}
 
 
+def unset(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
+    """Return which of :data:`NAMES` neither the recipe nor the user sets.
+
+    The values of a recipe are for its own model: with another ``--model`` they are not used.
+
+    Args:
+        recipe: The recipe.
+        typed: The training arguments of the user and of ``--embedded``.
+    """
+    values: dict[str, Any] = {}
+    model = type(recipe).__dataclass_fields__.get("model")
+    if model is None or model.default in ("", recipe.model):  # type: ignore[attr-defined]
+        values = recipe.defaults()
+    return [name for name in NAMES if {**values, **typed}.get(name) is None]
+
+
 def with_schedule(
     recipe: TextRecipe | ImageRecipe, defaults: dict[str, Any], typed: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return training arguments with the values of :func:`resolve`, and add them to the notes.
-
-    Those of a recipe are for its own model: with another ``--model`` they are not used.
 
     Args:
         recipe: The recipe, whose data is loaded.
@@ -59,11 +74,8 @@ def with_schedule(
     """
     from finetune.models import families
 
-    own_model = type(recipe).__dataclass_fields__["model"].default
-    if own_model and recipe.model != own_model:
-        defaults = {name: value for name, value in defaults.items() if name not in NAMES}
-    missing = [name for name in NAMES if defaults.get(name) is None]
-    if not missing or recipe.model_config is None:
+    names = unset(recipe, typed)
+    if not names or recipe.model_config is None:
         return defaults
     rows = len(recipe.splits["train"])
     model = families.without_weights(recipe.model_config)
@@ -76,10 +88,8 @@ def with_schedule(
         adapter=recipe.adapter is not None,
         head_only=recipe.freeze == "base",
     )
-    values = {name: resolved[name] for name in missing}
-    texts = [f"{name} {value:g}" for name, value in values.items() if name not in typed]
-    if texts:
-        recipe.note(
-            f"{', '.join(texts)}: for {rows:,} rows and {parameters / 1e6:.3g} million parameters"
-        )
+    values = {name: resolved[name] for name in names}
+    texts = [f"{name} {value:g}" for name, value in values.items()]
+    size = f"{parameters / 1e6:.3g} million parameters"
+    recipe.note(f"{', '.join(texts)}: for {rows:,} rows and {size}")
     return {**defaults, **values}
