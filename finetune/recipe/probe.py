@@ -72,6 +72,12 @@ def _fit(
     is_balanced = arguments is not None and arguments.class_sampling == "balanced"
     has_bias = head.last_linear(model, task.width).bias is not None
     linear = task.fit_linear(features, targets, recipe.weights, is_balanced, has_bias)
+
+    def loss(outputs: np.ndarray) -> float:
+        return float(task.loss(torch.from_numpy(outputs), torch.from_numpy(targets)).mean())
+
+    if task.has_probabilities:
+        linear = linear.softened(features, loss, has_bias=has_bias)
     count = min(len(recipe.prepared["validation"]), _MAX_VALIDATION_ROWS)
     validation = encoder.states("validation", np.arange(count)).head_inputs
     labels = steps.read_labels(recipe.prepared["validation"])[:count]
@@ -94,7 +100,7 @@ def frozen_baseline(
     ``note`` is called with a sentence if it fails.
     """
     task = recipe.kind
-    name = f"frozen encoder + {task.linear_model}"
+    name = f"{baselines.FROZEN} + {task.linear_model}"
     try:
         model = recipe.build_model(recipe.labels)
         if not isinstance(model, PreTrainedModel) or not states.is_pretrained(model):

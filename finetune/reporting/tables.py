@@ -15,6 +15,7 @@ from finetune.export.push import Push
 from finetune.runs.manifest import Manifest
 from finetune.runs.run import Run
 from finetune.runtime.files import write_whole
+from finetune.statistics.baselines import FROZEN
 from finetune.statistics.metrics import DIRECTIONS
 from finetune.statistics.results import Statistics
 
@@ -22,6 +23,10 @@ AREAS = {"roc_area": "ROC AUC", "pr_area": "average precision"}
 #: With more classes, a table shows only those with the lowest F1.
 _MOST_CLASSES = 200
 _VERBS = {1: "is better than", -1: "is worse than", 0: "is not better than"}
+_TO_TRY = (
+    "Fine-tuning is not better than its own frozen encoder: label more rows, try another --model, "
+    "or `python -m finetune search` over learning_rate and num_train_epochs."
+)
 _LONGEST_TEXT = 1200
 
 
@@ -256,13 +261,23 @@ def directions(manifest: Manifest) -> dict[str, int]:
 
 
 def verdicts(run: Run) -> list[str]:
-    """Return a sentence for each baseline that says whether the model beats it."""
+    """Return a sentence for each baseline that says whether the model beats it, and what to try if
+    it does not beat the frozen encoder.
+    """
     better = directions(run.manifest)
-    return [
-        judge("The model", f"the baseline '{baseline}'", gaps, run.headline, better)
-        for baseline, gaps in run.statistics.beyond.items()
-        if gaps.keys() & {*run.headline[:1]}
-    ]
+    sentences = []
+    advice = []
+    for baseline, gaps in run.statistics.beyond.items():
+        if not gaps.keys() & {*run.headline[:1]}:
+            continue
+        sentences.append(
+            judge("The model", f"the baseline '{baseline}'", gaps, run.headline, better)
+        )
+        metric = run.headline[0]
+        has_direction = baseline.startswith(FROZEN) and metric in better
+        if has_direction and sign(gaps[metric]) != better[metric]:
+            advice = [_TO_TRY]
+    return sentences + advice
 
 
 def judge(

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from finetune.errors import RunError, UserError
 
@@ -246,29 +246,17 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
 
 
 def on_main_process(compute: Callable[[], Result]) -> Result:
-    """Call ``compute`` on rank 0 and return its result, pickled, on every rank; it may take a day.
+    """Call ``compute`` on rank 0 and return its result on every rank; it may take a day.
 
     Without a process group every process calls ``compute``.
-
-    Raises:
-        UserError: On every rank, if rank 0 raised it; the same holds for a ``RunError``.
     """
     import torch.distributed as dist
 
     if ranks().world_size == 1 or not dist.is_initialized():
         return compute()
     waiting = dist.new_group(backend="gloo", timeout=timedelta(days=1))
-    result: Result | UserError | RunError | None = None
-    if is_main_process():
-        try:
-            result = compute()
-        except (UserError, RunError) as error:
-            result = error
-    shared = [result]
-    dist.broadcast_object_list(shared, src=0, group=waiting)
-    if isinstance(shared[0], (UserError, RunError)):
-        raise shared[0]
-    return shared[0]  # type: ignore[return-value]
+    result = compute() if is_main_process() else None
+    return cast(Result, gather(result, waiting)[0])
 
 
 def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:

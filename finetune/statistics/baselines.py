@@ -13,6 +13,8 @@ from scipy.special import logit
 from finetune.data import targets
 from finetune.statistics.scored import slices
 
+#: The start of the name of the baseline that :mod:`finetune.recipe.probe` computes.
+FROZEN = "frozen encoder"
 #: With more rows, fitting the baseline could take longer than training the model.
 MOST_ROWS = 100_000
 #: The maximum of terms times classes, and of rows times classes, for logistic regression: L-BFGS

@@ -2,13 +2,18 @@
 depend on the number of threads.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import brentq
 
 #: The inverse regularization of logistic regression for features of variance 1: between 0.3 and 3
 #: the log loss on other rows hardly differs (docs/decisions/defaults.md).
 _STRENGTH = 1.0
+#: The loss of a softened model, as a share of that of constant outputs. A head that fits its rows
+#: leaves no gradient to the layers below it, and Adam makes large steps of small gradients.
+_LOWEST_LOSS = 0.75
 #: Strengths of ridge regression; leave-one-out errors of the rows choose one.
 _ALPHAS = np.logspace(-2, 5, 15)
 
@@ -28,6 +33,28 @@ class Linear:
     def __call__(self, features: np.ndarray) -> np.ndarray:
         """Return the outputs of rows, shape ``(rows, outputs)``, float64."""
         return np.asarray(features.astype(np.float64) @ self.weight.T + self.bias)
+
+    def softened(
+        self, features: np.ndarray, loss: Callable[[np.ndarray], float], *, has_bias: bool = True
+    ) -> "Linear":
+        """Return a model whose outputs differ less from their mean, if its loss is low.
+
+        Args:
+            features: Those of the rows that it was fitted to, shape ``(rows, features)``.
+            loss: Returns the mean loss of outputs of these rows.
+            has_bias: Whether the outputs may have a bias; without it they are moved towards 0.
+        """
+        outputs = self(features)
+        mean = outputs.mean(axis=0) * has_bias
+
+        def excess(scale: float) -> float:
+            return loss(mean + scale * (outputs - mean)) - lowest
+
+        lowest = _LOWEST_LOSS * loss(np.broadcast_to(mean, outputs.shape))
+        if excess(1.0) >= 0:
+            return self
+        scale = brentq(excess, 0.0, 1.0, xtol=1e-4)
+        return Linear(scale * self.weight, scale * self.bias + (1 - scale) * mean)
 
 
 def fit_classes(
