@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
     from finetune.statistics.linear import Linear
     from finetune.training.arguments import FinetuneArguments
 
-#: The most rows that are encoded, and the most of the tokens of the planned epochs.
+#: The most rows that are encoded, and the most of the rows of the planned steps.
 _MAX_ROWS, _MAX_SHARE = 20_000, 0.1
+_STEP_ROWS = 32  # of an optimizer step, if its rows are counted in tokens
 _MAX_VALIDATION_ROWS = 1_000
 _VERSION = 1  # increment when the same model and rows should yield other states
 
@@ -74,7 +76,7 @@ def _fit(
     linear = task.fit_linear(features, targets, recipe.weights, is_balanced, has_bias)
 
     def loss(outputs: np.ndarray) -> float:
-        return float(task.loss(torch.from_numpy(outputs), torch.from_numpy(targets)).mean())
+        return float(task.loss(torch.tensor(outputs), torch.tensor(targets)).mean())
 
     if task.has_probabilities:
         linear = linear.softened(features, loss, has_bias=has_bias)
@@ -108,6 +110,8 @@ def frozen_baseline(
         encoder = _Encoder(recipe, model, arguments)
         numbers = sample_rows(recipe, arguments)
         targets = steps.read_labels(recipe.prepared["train"])[numbers]
+        if len(numbers) < len(recipe.prepared["train"]):
+            note(f"the baseline '{name}' was fitted on {len(numbers):,} training rows")
         features = encoder.states("train", numbers).means
         linear = task.fit_linear(features, targets, None, False, True)
         outputs = encoder.outputs("test", linear)
@@ -125,8 +129,12 @@ def sample_rows(recipe: Recipe, arguments: FinetuneArguments | None) -> np.ndarr
     from finetune.data.splits import draw_rows
 
     rows = recipe.prepared["train"]
-    epochs = 3.0 if arguments is None else float(arguments.num_train_epochs or 3)
-    count = min(_MAX_ROWS, len(rows), round(len(rows) * epochs * _MAX_SHARE))
+    planned = 3 * len(rows)
+    if arguments is not None and arguments.max_steps > 0:
+        planned = arguments.max_steps * (arguments.global_batch_size or _STEP_ROWS)
+    elif arguments is not None:
+        planned = round(len(rows) * arguments.num_train_epochs)  # type: ignore[operator]
+    count = min(_MAX_ROWS, len(rows), math.ceil(planned * _MAX_SHARE))
     labels = steps.read_labels(rows)
     if labels.ndim == 1 and labels.dtype.kind == "i":
         return draw_rows(labels, count, recipe.split_seed)

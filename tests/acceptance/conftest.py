@@ -224,6 +224,12 @@ def bert(shared_directory: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def pretrained_bert(shared_directory: Path) -> Path:
+    """The directory of a BERT like `bert`, whose norms look trained: a new head is fitted."""
+    return once(shared_directory / "pretrained_bert", data.write_pretrained_bert)
+
+
+@pytest.fixture(scope="session")
 def vit(shared_directory: Path) -> Path:
     """The directory of a ViT with one layer for images of 8 x 8 pixels."""
     return once(shared_directory / "vit", data.write_vit)

@@ -139,6 +139,24 @@ def write_bert(directory: Path, *, dropout: float = 0.0, positions: int = 128) -
     return directory
 
 
+def write_pretrained_bert(directory: Path) -> Path:
+    """Write the BERT of :func:`write_bert` with norms like those of a trained model."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    write_bert(directory)
+    model = AutoModel.from_pretrained(directory)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "LayerNorm" in name:
+                weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
 def write_vit(directory: Path) -> Path:
     """Write a ViT with one layer for images of 8 x 8 pixels, and its image processor."""
     import torch

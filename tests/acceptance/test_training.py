@@ -100,11 +100,15 @@ CASES: dict[str, dict[str, Any]] = {
     "rows that divide": dict(label_column="verdict", train_samples=96),
     "images": dict(recipe="image", max_length=None, dataset="photos", model="vit"),
     "adapter": dict(label_column="verdict", adapter="lora", lora_dora=True),
+    "probe": dict(label_column="verdict", model="pretrained_bert"),
+    "probe, regression": dict(
+        label_columns="share,words", task="regression", model="pretrained_bert"
+    ),
 }  # fmt: skip
 #: Cases for several processes: three processes train one of each task, and other kinds of steps.
 IN_TWO = [name for name in CASES if name not in ("weights, smoothed", "focal")]
 IN_THREE = ["single label", "weights", "multi label", "regression", "ordinal", "windows"]
-IN_THREE += ["tokens", "rows", "images"]
+IN_THREE += ["tokens", "rows", "images", "probe"]
 #: Processes: accumulation steps. The reference is one process with one step.
 LAUNCHES = {1: 3, 2: 2, 3: 1}
 #: Extra cases at the end of each job; the last one fails and ends it.
@@ -154,9 +158,13 @@ def table(shared_directory: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sources(shared_directory: Path, table: Path, bert: Path, vit: Path) -> dict[str, str]:
+def sources(
+    shared_directory: Path, table: Path, bert: Path, pretrained_bert: Path, vit: Path
+) -> dict[str, str]:
     photos = once(shared_directory / "photos", data.write_photos)
-    return {"table": str(table), "bert": str(bert), "photos": str(photos), "vit": str(vit)}
+    paths = {"table": table, "bert": bert, "pretrained_bert": pretrained_bert}
+    paths |= {"photos": photos, "vit": vit}
+    return {name: str(path) for name, path in paths.items()}
 
 
 Options = Callable[..., dict[str, Any]]

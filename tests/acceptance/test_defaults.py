@@ -1,0 +1,131 @@
+"""The default run: a head that starts from a probe, the frozen encoder beside it, and rates, epochs
+and warm-up by rows and parameters (rows G5 and E3).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.metrics import accuracy_score, f1_score, log_loss, r2_score
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import finetune
+from recipes.text import Text
+from tests.acceptance.conftest import Trained
+
+#: A training that leaves the weights as they start, with enough epochs that all rows are encoded.
+STILL: dict[str, Any] = dict(learning_rate=1e-12, num_train_epochs=10, weight_decay=0.0)
+FROZEN = "frozen encoder + logistic regression"
+
+
+@pytest.fixture(scope="session")
+def still_run(trained: Trained, reviews: Path, pretrained_bert: Path) -> finetune.Run:
+    """A run whose model is that of its start: the head is the probe."""
+    return trained("still", "text", dataset=str(reviews), model=str(pretrained_bert), **STILL)
+
+
+def states(run: finetune.Run, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the inputs of the head, the means of the last states, and the logits of the rows."""
+    model = AutoModelForSequenceClassification.from_pretrained(run.path).eval()
+    tokenizer = AutoTokenizer.from_pretrained(run.path)
+    pooled, means, logits = [], [], []
+    for text in run.recipe().splits[split]["text"][:]:
+        batch = tokenizer(text, return_tensors="pt", truncation=True)
+        with torch.inference_mode():
+            encoded = model.bert(**batch)
+            pooled.append(encoded.pooler_output[0].numpy())
+            means.append(encoded.last_hidden_state[0].mean(dim=0).numpy())
+            logits.append(model(**batch).logits[0].numpy())
+    lengths = np.linalg.norm(means, axis=1, keepdims=True)
+    return np.array(pooled), np.array(means) / lengths, np.array(logits)
+
+
+def scaled(training: np.ndarray, features: np.ndarray) -> np.ndarray:
+    """Return features with mean 0 and, over all columns together, variance 1 in the training."""
+    center = training.mean(axis=0)
+    return (features - center) / (training - center).std()
+
+
+def labels(run: finetune.Run, split: str) -> np.ndarray:
+    return np.array(run.recipe().splits[split]["label"][:])
+
+
+@pytest.mark.contract("G5")
+def test_the_head_starts_from_logistic_regression(still_run: finetune.Run) -> None:
+    """Its direction is scikit-learn's; its size leaves the training rows a loss to learn from."""
+    pooled, _, logits = states(still_run, "train")
+    model = LogisticRegression(C=1.0, tol=1e-8, max_iter=5000)
+    model.fit(scaled(pooled, pooled), labels(still_run, "train"))
+    expected = model.decision_function(scaled(pooled, pooled))
+    found = logits[:, 1] - logits[:, 0]
+    assert np.corrcoef(expected, found)[0, 1] > 0.9999
+    loss = log_loss(labels(still_run, "train"), torch.tensor(logits).softmax(dim=-1).numpy())
+    own_loss = log_loss(labels(still_run, "train"), model.predict_proba(scaled(pooled, pooled)))
+    assert loss == pytest.approx(max(own_loss, 0.75 * np.log(2)), abs=0.02)
+    (note,) = (note for note in still_run.manifest.data.notes if note.startswith("head: "))
+    _, _, validated = states(still_run, "validation")
+    share = accuracy_score(labels(still_run, "validation"), validated.argmax(axis=1))
+    assert f"of {len(pooled)} rows, with accuracy {share:.4f} on" in note
+
+
+@pytest.mark.contract("G5")
+def test_a_random_head_is_not_fitted(
+    trained: Trained, still_run: finetune.Run, reviews: Path, pretrained_bert: Path, bert: Path
+) -> None:
+    """With `--head random`, and where the base has random weights, no head is fitted."""
+    assert still_run.metrics.test["accuracy"] > 0.8
+    for name, options in {
+        "random": dict(model=str(pretrained_bert), head="random"),
+        "not_pretrained": dict(model=str(bert)),
+    }.items():
+        recipe = Text(dataset=str(reviews), max_length=64, **options)
+        trainer = recipe.trainer(output_dir=f"unused-{name}", precision="fp32", disable_tqdm=True)
+        head = trainer.model.classifier
+        assert head.weight.std().item() == pytest.approx(0.1, rel=0.3)  # its initializer_range
+        assert not any(note.startswith("head: ") for note in recipe.notes)
+
+
+@pytest.mark.contract("E3")
+def test_the_frozen_encoder_is_a_baseline(still_run: finetune.Run) -> None:
+    """It is a logistic regression of the means of the last states, scored on the test rows."""
+    _, training, _ = states(still_run, "train")
+    _, tested, _ = states(still_run, "test")
+    model = LogisticRegression(C=1.0, tol=1e-8, max_iter=5000)
+    model.fit(scaled(training, training), labels(still_run, "train"))
+    predicted = model.predict(scaled(training, tested))
+    true = labels(still_run, "test")
+    scores = still_run.metrics.baseline[FROZEN]
+    assert scores["accuracy"] == pytest.approx(accuracy_score(true, predicted))
+    assert scores["f1"] == pytest.approx(f1_score(true, predicted, average="macro"))
+    gap = still_run.statistics.beyond[FROZEN]["accuracy"]["value"]
+    assert gap == pytest.approx(still_run.metrics.test["accuracy"] - scores["accuracy"])
+    page = (still_run.path / "report.html").read_text(encoding="utf-8")
+    assert FROZEN in page
+    is_better = still_run.statistics.beyond[FROZEN]["f1"]["low"] > 0
+    assert ("label more rows" in page) != is_better
+
+
+@pytest.mark.contract("G5", "E3")
+def test_regression_and_label_sets_start_from_a_probe(
+    trained: Trained, shared_directory: Path, pretrained_bert: Path
+) -> None:
+    """Numbers start from ridge regression in the units of the data."""
+    from tests.acceptance.conftest import once
+    from tests.acceptance.data import write_scores
+
+    path = once(shared_directory / "scores.csv", write_scores)
+    options = dict(text_column="text", label_columns="stars,price", **STILL)
+    run = trained("still_numbers", "text", dataset=str(path), model=str(pretrained_bert), **options)
+    _, means, outputs = states(run, "train")
+    targets = labels(run, "train")
+    assert r2_score(targets, outputs) > 0.3
+    _, tested, _ = states(run, "test")
+    ridge = RidgeCV(np.logspace(-2, 5, 15))
+    deviation = targets.std(axis=0)
+    ridge.fit(scaled(means, means), targets / deviation)
+    predicted = ridge.predict(scaled(means, tested)) * deviation
+    score = run.metrics.baseline["frozen encoder + ridge regression"]["r2"]
+    assert score == pytest.approx(r2_score(labels(run, "test"), predicted), abs=1e-3)
