@@ -36,8 +36,8 @@ class Reviews(TextRecipe):
     max_length: int = {MAX_LENGTH}
     training = dict(global_batch_size=32, num_train_epochs=1)
 
-    def trainer_kwargs(self, model=None):
-        return {{**super().trainer_kwargs(model), "callbacks": [StopAtFirstStep()]}}
+    def trainer_kwargs(self, model=None, arguments=None):
+        return {{**super().trainer_kwargs(model, arguments), "callbacks": [StopAtFirstStep()]}}
 '''
 
 

@@ -49,7 +49,8 @@ def resolve(
 def unset(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
     """Return which of :data:`NAMES` neither the recipe nor the user sets.
 
-    The values of a recipe are for its own model: with another ``--model`` they are not used.
+    The values of a recipe are for its own model: with another ``--model`` they are not used. A
+    recipe with a learning rate has no warm-up unless it says so.
 
     Args:
         recipe: The recipe.
@@ -59,6 +60,8 @@ def unset(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
     model = type(recipe).__dataclass_fields__.get("model")
     if model is None or model.default in ("", recipe.model):  # type: ignore[attr-defined]
         values = recipe.defaults()
+    if values.get("learning_rate") is not None:
+        values = {"warmup_steps": 0, **values}
     return [name for name in NAMES if {**values, **typed}.get(name) is None]
 
 

@@ -71,8 +71,8 @@ class Faulty(TextRecipe):
         model.register_forward_pre_hook(self.before_forward, with_kwargs=True)
         return model
 
-    def trainer_kwargs(self, model: Any = None) -> dict[str, Any]:
-        return {**super().trainer_kwargs(model), "callbacks": [Places()]}
+    def trainer_kwargs(self, model: Any = None, arguments: Any = None) -> dict[str, Any]:
+        return {**super().trainer_kwargs(model, arguments), "callbacks": [Places()]}
 
     @property
     def step(self) -> int:

@@ -57,6 +57,7 @@ STEPS = EPOCHS * (ROWS["train"] // BATCH)
 LAUNCHED: dict[str, Any] = dict(
     optim="sgd",
     learning_rate=0.1,
+    warmup_steps=0,
     weight_decay=0.0,
     num_train_epochs=EPOCHS,
     global_batch_size=BATCH,
@@ -100,9 +101,9 @@ CASES: dict[str, dict[str, Any]] = {
     "rows that divide": dict(label_column="verdict", train_samples=96),
     "images": dict(recipe="image", max_length=None, dataset="photos", model="vit"),
     "adapter": dict(label_column="verdict", adapter="lora", lora_dora=True),
-    "probe": dict(label_column="verdict", model="pretrained_bert"),
+    "probe": dict(label_column="verdict", model="pretrained_bert", learning_rate=0.01),
     "probe, regression": dict(
-        label_columns="share,words", task="regression", model="pretrained_bert"
+        label_columns="share,words", task="regression", model="pretrained_bert", learning_rate=1e-3
     ),
 }  # fmt: skip
 #: Cases for several processes: three processes train one of each task, and other kinds of steps.
