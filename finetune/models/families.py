@@ -57,6 +57,15 @@ def without_weights(config: PretrainedConfig) -> torch.nn.Module:
     return model
 
 
+def count_layer_parameters(config: PretrainedConfig) -> int:
+    """Return the number of parameters of a classifier without its embeddings."""
+    count = 0
+    for module in without_weights(config).modules():
+        if not isinstance(module, torch.nn.Embedding):
+            count += sum(weight.numel() for weight in module.parameters(recurse=False))
+    return count
+
+
 def _position_tables(config: PretrainedConfig) -> list[torch.nn.Embedding]:
     """Return the position embeddings of a model, on the meta device, without weights."""
     return [

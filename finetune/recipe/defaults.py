@@ -9,14 +9,14 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from finetune.training.options import SCHEDULE
+
 if TYPE_CHECKING:
     from finetune.recipe.base import Recipe
     from finetune.recipe.pretrained import ImageRecipe, TextRecipe
 
-#: The options that are resolved here if neither the recipe nor the user sets them.
-NAMES = ("learning_rate", "num_train_epochs", "warmup_steps")
-#: Learning rates of full fine-tuning, by the parameters of the model, in millions.
-_RATES = ((50, 1e-4), (200, 3e-5), (math.inf, 1e-5))
+#: Learning rates of full fine-tuning, by the parameters of the layers, in millions.
+_RATES = ((30, 1e-4), (150, 3e-5), (math.inf, 1e-5))
 _ADAPTER_FACTOR = 10  # Schulman et al., "LoRA Without Regret", 2025
 _HEAD_ONLY_RATE = 1e-3
 _STEP_ROWS = 32
@@ -27,11 +27,11 @@ _WARMUP = 0.1
 def resolve(
     rows: int, parameters: int, step_rows: int | None, *, adapter: bool, head_only: bool
 ) -> dict[str, Any]:
-    """Return the values of :data:`NAMES`.
+    """Return the values of :data:`~finetune.training.options.SCHEDULE`.
 
     Args:
         rows: The number of training rows.
-        parameters: The number of parameters of the model.
+        parameters: The number of parameters of the model without its embeddings.
         step_rows: The rows of an optimizer step; None if they are counted in tokens.
         adapter: Whether only an adapter and the head are trained.
         head_only: Whether only the head is trained.
@@ -47,7 +47,7 @@ def resolve(
 
 
 def unset(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
-    """Return which of :data:`NAMES` neither the recipe nor the user sets.
+    """Return the names in :data:`SCHEDULE` that neither the recipe nor the user sets.
 
     The values of a recipe are for its own model: with another ``--model`` they are not used. A
     recipe with a learning rate has no warm-up unless it says so.
@@ -62,7 +62,7 @@ def unset(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
         values = recipe.defaults()
     if values.get("learning_rate") is not None:
         values = {"warmup_steps": 0, **values}
-    return [name for name in NAMES if {**values, **typed}.get(name) is None]
+    return [name for name in SCHEDULE if {**values, **typed}.get(name) is None]
 
 
 def with_schedule(
@@ -81,8 +81,7 @@ def with_schedule(
     if not names or recipe.model_config is None:
         return defaults
     rows = len(recipe.splits["train"])
-    model = families.without_weights(recipe.model_config)
-    parameters = sum(weight.numel() for weight in model.parameters())
+    parameters = families.count_layer_parameters(recipe.model_config)
     step_rows = {**defaults, **typed}.get("global_batch_size")
     resolved = resolve(
         rows,
@@ -93,6 +92,6 @@ def with_schedule(
     )
     values = {name: resolved[name] for name in names}
     texts = [f"{name} {value:g}" for name, value in values.items()]
-    size = f"{parameters / 1e6:.3g} million parameters"
+    size = f"{parameters / 1e6:.3g} million parameters in layers"
     recipe.note(f"{', '.join(texts)}: for {rows:,} rows and {size}")
     return {**defaults, **values}

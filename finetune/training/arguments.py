@@ -143,6 +143,8 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
     """
     names = training_names()
     hints = get_type_hints(FinetuneArguments)
+    unset = {name for name in options.SCHEDULE if user_options.get(name) is None}
+    user_options = {name: user_options[name] for name in user_options if name not in unset}
     merged = {**defaults, **user_options}
     mistakes = [
         options.find_type_mistake(f"--{name}", value, hints[name])
@@ -250,7 +252,7 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
 
 def _resolve(values: ArgumentValues) -> None:
     """Fill in what depends on launch and device, in place."""
-    for name in ("learning_rate", "num_train_epochs", "warmup_steps"):
+    for name in options.SCHEDULE:
         if getattr(values, name) is None:  # of a recipe without a pretrained model
             setattr(values, name, getattr(TrainingArguments, name))
     _resolve_batch(values)

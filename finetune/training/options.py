@@ -10,6 +10,8 @@ from finetune.errors import suggestion
 
 #: Training arguments that exclude each other.
 BATCH_SIZES = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_batch")
+#: Training arguments that :mod:`finetune.recipe.defaults` sets where they are None.
+SCHEDULE = ("learning_rate", "num_train_epochs", "warmup_steps")
 #: Fields of ``TrainingArguments`` up to transformers 4.57, names of other tools: what to type here.
 RENAMED = {
     **{"lr": "--learning_rate", "epochs": "--num_train_epochs"},

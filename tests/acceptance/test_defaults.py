@@ -2,6 +2,7 @@
 and warm-up by rows and parameters (rows G5 and E3).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import finetune
 from recipes.text import Text
-from tests.acceptance.conftest import Trained
+from recipes.yelp import Yelp
+from tests.acceptance.conftest import Finished, Trained, flags
 
 #: A training that leaves the weights as they start, with enough epochs that all rows are encoded.
 STILL: dict[str, Any] = dict(learning_rate=1e-12, num_train_epochs=10, weight_decay=0.0)
@@ -129,3 +131,85 @@ def test_regression_and_label_sets_start_from_a_probe(
     predicted = ridge.predict(scaled(means, tested)) * deviation
     score = run.metrics.baseline["frozen encoder + ridge regression"]["r2"]
     assert score == pytest.approx(r2_score(labels(run, "test"), predicted), abs=1e-3)
+
+
+# ---- unset rates, epochs and warm-up -------------------------------------------------------------
+
+#: Learning rate, epochs and warm-up of 192 training rows in steps of 32 on a small model.
+SMALL = (1e-4, 20.0, 0.1)
+
+
+def schedule(recipe: finetune.TextRecipe, **options: Any) -> tuple[Any, ...]:
+    """Return learning rate, epochs and warm-up of a trainer."""
+    options |= dict(precision="fp32", disable_tqdm=True, output_dir="unused")
+    arguments = recipe.trainer(**options).args
+    return arguments.learning_rate, arguments.num_train_epochs, arguments.warmup_steps
+
+
+@pytest.mark.contract("G5")
+def test_unset_rates_follow_rows_and_model(reviews: Path, bert: Path) -> None:
+    """What is typed stays; an adapter has ten times the rate; more steps an epoch, fewer epochs."""
+
+    def text(**options: Any) -> Text:
+        return Text(dataset=str(reviews), model=str(bert), max_length=64, **options)
+
+    assert schedule(text()) == SMALL
+    assert schedule(text(), learning_rate=None) == SMALL
+    assert schedule(text(), learning_rate=5e-4) == (5e-4, *SMALL[1:])
+    assert schedule(text(), num_train_epochs=2, warmup_steps=0) == (1e-4, 2, 0)
+    assert schedule(text(adapter="lora"))[0] == pytest.approx(1e-3)
+    assert schedule(text(freeze="base"))[0] == pytest.approx(1e-3)
+    assert 3 <= schedule(text(), global_batch_size=4)[1] < 20
+
+
+@pytest.mark.contract("G5")
+def test_the_rates_of_a_recipe_are_for_its_own_model(
+    reviews: Path, bert: Path, pretrained_bert: Path
+) -> None:
+    class Mine(finetune.TextRecipe):
+        dataset: str = str(reviews)
+        model: str = str(bert)
+        training = dict(global_batch_size=32, learning_rate=3e-3, num_train_epochs=2)
+
+    assert schedule(Mine()) == (3e-3, 2, 0)
+    assert schedule(Mine(model=str(pretrained_bert))) == SMALL
+    assert (Yelp.training["learning_rate"], Yelp.training["num_train_epochs"]) == (2e-5, 4)
+
+
+@pytest.mark.contract("G5", "A7")
+def test_unset_rates_are_printed_with_the_reason(
+    reviews: Path, bert: Path, tmp_path: Path, cli: Callable[..., Finished]
+) -> None:
+    words = flags(dataset=reviews, model=bert, output_dir=tmp_path / "run", max_length=64)
+    output = cli("text", *words, "--dry_run").succeeded().output
+    assert "learning_rate 0.0001, num_train_epochs 20, warmup_steps 0.1: for 19" in output
+    typed = cli("text", *words, "--dry_run", "--learning_rate", "0.002").succeeded().output
+    assert "num_train_epochs 20, warmup_steps 0.1: for 19" in typed
+    assert "learning_rate 0.0001" not in typed
+
+
+@pytest.mark.contract("G5", "D6")
+def test_a_resume_keeps_the_rates(
+    reviews: Path, bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other rows a step would give other epochs; the resumed run has those of its start."""
+    recipe = tmp_path / "unset.py"
+    recipe.write_text(
+        "from tests.acceptance.faulty import Faulty\n"
+        "class Unset(Faulty):\n"
+        "    training = dict(learning_rate=None, num_train_epochs=None, global_batch_size=4,"
+        " save_steps=60, eval_steps=60)\n",
+        encoding="utf-8",
+    )
+    options: dict[str, Any] = dict(dataset=str(reviews), model=str(bert), max_length=64)
+    options |= dict(output_dir=str(tmp_path / "run"), label_column="label")
+    monkeypatch.setenv("FAULT", "step 61,raise")
+    with pytest.raises(ValueError, match="broken at step 61"):
+        finetune.train(str(recipe), **options)
+    started = finetune.Run.load(tmp_path / "run").manifest.arguments
+    monkeypatch.delenv("FAULT")
+    changes = dict(resume=True, global_batch_size=2, allow_changed="global_batch_size")
+    changes |= dict(gradient_accumulation_steps=1)
+    run = finetune.train(str(recipe), **options, **changes)
+    for name in ("learning_rate", "num_train_epochs", "warmup_steps"):
+        assert run.manifest.arguments[name] == started[name]
