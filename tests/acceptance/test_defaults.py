@@ -135,7 +135,7 @@ def test_regression_and_label_sets_start_from_a_probe(
 
 # ---- unset rates, epochs and warm-up -------------------------------------------------------------
 
-#: Learning rate, epochs and warm-up of 192 training rows in steps of 32 on a small model.
+#: Learning rate, epochs and warm-up of 173 training rows in steps of 32 on a small model.
 SMALL = (1e-4, 20.0, 0.1)
 
 
@@ -182,9 +182,9 @@ def test_unset_rates_are_printed_with_the_reason(
 ) -> None:
     words = flags(dataset=reviews, model=bert, output_dir=tmp_path / "run", max_length=64)
     output = cli("text", *words, "--dry_run").succeeded().output
-    assert "learning_rate 0.0001, num_train_epochs 20, warmup_steps 0.1: for 19" in output
+    assert "learning_rate 0.0001, num_train_epochs 20, warmup_steps 0.1: for 173 rows" in output
     typed = cli("text", *words, "--dry_run", "--learning_rate", "0.002").succeeded().output
-    assert "num_train_epochs 20, warmup_steps 0.1: for 19" in typed
+    assert "num_train_epochs 20, warmup_steps 0.1: for 173 rows" in typed
     assert "learning_rate 0.0001" not in typed
 
 
