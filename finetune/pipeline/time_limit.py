@@ -41,7 +41,7 @@ def fit_epochs(prepared: Prepared) -> Prepared:
         return prepared
     recipe = settings.recipe
     trainer = build_trainer(
-        lambda **options: {**recipe.trainer_kwargs(**options), "callbacks": []},
+        lambda values: {**recipe.trainer_kwargs(None, values), "callbacks": []},
         replace(settings, training={**settings.training, **_TIMING_ARGUMENTS}).arguments,
         recipe.adapt,
     )

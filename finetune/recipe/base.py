@@ -262,7 +262,8 @@ class Recipe(RecipeOptions):
         defaults = self.training_defaults(training_arguments)
         arguments = argument_values(defaults, training_arguments).build()
         refuse_options(arguments, self.kind.has_one_class, self.weights is not None)
-        trainer = build_trainer(self.trainer_kwargs, arguments, self.adapt)
+        kwargs = functools.partial(self.trainer_kwargs, None)
+        trainer = build_trainer(kwargs, arguments, self.adapt)
         trainer.moves_runs_aside = True
         return trainer
 

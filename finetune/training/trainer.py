@@ -400,7 +400,7 @@ class Trainer(transformers.Trainer):
 
 
 def build_trainer(
-    trainer_kwargs: Callable[..., dict[str, Any]],
+    trainer_kwargs: Callable[[FinetuneArguments], dict[str, Any]],
     arguments: FinetuneArguments,
     adapt: Callable[[torch.nn.Module, FinetuneArguments], torch.nn.Module],
 ) -> Trainer:
@@ -408,7 +408,7 @@ def build_trainer(
     called after seeding, as it initializes the head.
     """
     set_seed(arguments.seed)
-    kwargs = trainer_kwargs(arguments=arguments)
+    kwargs = trainer_kwargs(arguments)
     if (model := adapt(kwargs["model"], arguments)) is None:
         raise UserError("adapt() returned None: return the model")
     kwargs["model"] = model

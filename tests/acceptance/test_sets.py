@@ -614,7 +614,8 @@ def test_a_search_trains_each_configuration_once(
 ) -> None:
     """One that diverges, too, and in a search that is continued; then it ends and says so."""
     del options["learning_rate"], options["num_train_epochs"]
-    words = ["search", "text", *flags(**options, max_steps=2, output_dir=tmp_path / "s")]
+    options |= dict(max_steps=2, warmup_steps=0, output_dir=tmp_path / "s")
+    words = ["search", "text", *flags(**options)]
     words += ["--no_baseline", "--space", "learning_rate=1e30|1e-3", "--trials"]
     cli(*words, 1)
     result = cli(*words, 9).succeeded()
