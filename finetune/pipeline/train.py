@@ -293,7 +293,7 @@ def _train_and_predict(
         "train_seconds": round(seconds, 2),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "speed": trainer.callback.summary(),
-        "best_step": state.best_global_step if state.best_model_checkpoint else None,
+        "best_step": state.best_global_step if trainer.args.load_best_model_at_end else None,
         "stopped_early": trainer.callback.stop_reason,
         "history": state.log_history,
     }

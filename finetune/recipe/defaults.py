@@ -22,6 +22,11 @@ _HEAD_ONLY_RATE = 1e-3
 _STEP_ROWS = 32
 _MIN_STEPS, _MIN_EPOCHS, _MAX_EPOCHS = 300, 3, 20
 _WARMUP = 0.1
+#: With fewer validation rows, or fewer training rows a class, the last epoch is better than the one
+#: that these validation rows choose.
+_FEWEST_TO_CHOOSE, _FEWEST_OF_CLASS = 100, 30
+#: Training arguments of users who want the best epoch.
+_CHOOSING = ("load_best_model_at_end", "metric_for_best_model", "early_stopping_patience")
 
 
 def resolve(
@@ -94,4 +99,13 @@ def with_schedule(
     texts = [f"{name} {value:g}" for name, value in values.items()]
     size = f"{parameters / 1e6:.3g} million parameters in layers"
     recipe.note(f"{', '.join(texts)}: for {rows:,} rows and {size}")
+    if "num_train_epochs" in names and not set(_CHOOSING) & typed.keys():
+        validation_rows = len(recipe.splits["validation"])
+        is_few = rows < _FEWEST_OF_CLASS * len(recipe.labels)
+        if is_few or validation_rows < _FEWEST_TO_CHOOSE:
+            values["load_best_model_at_end"] = False
+            recipe.note(
+                f"the model of the last epoch is saved, because {validation_rows:,} validation "
+                "rows are too few to choose an epoch (--load_best_model_at_end true chooses)"
+            )
     return {**defaults, **values}

@@ -73,6 +73,8 @@ def run_search(
         raise UserError(f"--pruner {pruner}: expected {', '.join(PRUNERS)}")
     report = progress if distributed.is_main_process() else ignore
     base.report.raise_errors()
+    if "load_best_model_at_end" not in base.user_options:  # even where rows are few
+        base = base.with_options({"load_best_model_at_end": True})
     recipe = type(base.recipe)
     distributions = parse_space(space, recipe) if space is not None else {}
     first = {name: list_values(part)[0] for name, part in distributions.items()}
