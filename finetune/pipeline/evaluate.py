@@ -119,7 +119,9 @@ def evaluate(
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
         evaluated, rows_trained_on, notes = distributed.main_process_first(prepare)
         trainer = build_trainer(
-            lambda _: evaluated.trainer_kwargs((load or evaluated.load_model)(run.path, run.labels)),
+            lambda _: evaluated.trainer_kwargs(
+                (load or evaluated.load_model)(run.path, run.labels)
+            ),
             values.build(),
             evaluated.adapt,
         )
