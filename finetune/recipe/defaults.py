@@ -20,7 +20,7 @@ _RATES = ((30, 1e-4), (150, 3e-5), (math.inf, 1e-5))
 _ADAPTER_FACTOR = 10  # Schulman et al., "LoRA Without Regret", 2025
 _HEAD_ONLY_RATE = 1e-3
 _STEP_ROWS = 32
-_MIN_STEPS, _MIN_EPOCHS, _MAX_EPOCHS = 300, 3, 20
+_MIN_STEPS, _MIN_EPOCHS, _MAX_EPOCHS = 500, 3, 20
 _WARMUP = 0.1
 #: With fewer validation rows, or fewer training rows a class, the last epoch is better than the one
 #: that these validation rows choose.
