@@ -52,7 +52,8 @@ def resolve(
 
 
 def unset(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
-    """Return the names in :data:`SCHEDULE` that neither the recipe nor the user sets.
+    """Return the names in :data:`SCHEDULE` that neither the recipe nor the user sets, and
+    ``load_best_model_at_end`` if the user does not ask for the best epoch.
 
     The values of a recipe are for its own model: with another ``--model`` they are not used. A
     recipe with a learning rate has no warm-up unless it says so.
@@ -67,7 +68,10 @@ def unset(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
         values = recipe.defaults()
     if values.get("learning_rate") is not None:
         values = {"warmup_steps": 0, **values}
-    return [name for name in SCHEDULE if {**values, **typed}.get(name) is None]
+    names = [name for name in SCHEDULE if {**values, **typed}.get(name) is None]
+    if "num_train_epochs" in names and not set(_CHOOSING) & typed.keys():
+        names.append("load_best_model_at_end")
+    return names
 
 
 def with_schedule(
@@ -95,11 +99,11 @@ def with_schedule(
         adapter=recipe.adapter is not None,
         head_only=recipe.freeze == "base",
     )
-    values = {name: resolved[name] for name in names}
+    values = {name: value for name, value in resolved.items() if name in names}
     texts = [f"{name} {value:g}" for name, value in values.items()]
     size = f"{parameters / 1e6:.3g} million parameters in layers"
     recipe.note(f"{', '.join(texts)}: for {rows:,} rows and {size}")
-    if "num_train_epochs" in names and not set(_CHOOSING) & typed.keys():
+    if "load_best_model_at_end" in names:
         validation_rows = len(recipe.splits["validation"])
         is_few = rows < _FEWEST_OF_CLASS * len(recipe.labels)
         if is_few or validation_rows < _FEWEST_TO_CHOOSE:

@@ -55,17 +55,26 @@ def labels(run: finetune.Run, split: str) -> np.ndarray:
     return np.array(run.recipe().splits[split]["label"][:])
 
 
+def regressions(features: np.ndarray, targets: np.ndarray) -> list[LogisticRegression]:
+    """Return logistic regressions of the strengths that cross-validation chooses from."""
+    models = [LogisticRegression(C=c, tol=1e-8, max_iter=9000) for c in (1e-3, 1e-2, 1e-1, 1.0)]
+    return [model.fit(features, targets) for model in models]
+
+
 @pytest.mark.contract("G5")
 def test_the_head_starts_from_logistic_regression(still_run: finetune.Run) -> None:
     """Its direction is scikit-learn's; its size leaves the training rows a loss to learn from."""
     pooled, _, logits = states(still_run, "train")
-    model = LogisticRegression(C=1.0, tol=1e-8, max_iter=5000)
-    model.fit(scaled(pooled, pooled), labels(still_run, "train"))
-    expected = model.decision_function(scaled(pooled, pooled))
-    found = logits[:, 1] - logits[:, 0]
-    assert np.corrcoef(expected, found)[0, 1] > 0.9999
-    loss = log_loss(labels(still_run, "train"), torch.tensor(logits).softmax(dim=-1).numpy())
-    own_loss = log_loss(labels(still_run, "train"), model.predict_proba(scaled(pooled, pooled)))
+    features, true = scaled(pooled, pooled), labels(still_run, "train")
+    difference = logits[:, 1] - logits[:, 0]
+
+    def correlation(model: LogisticRegression) -> float:
+        return float(np.corrcoef(model.decision_function(features), difference)[0, 1])
+
+    model = max(regressions(features, true), key=correlation)
+    assert correlation(model) > 0.9999
+    loss = log_loss(true, torch.tensor(logits).softmax(dim=-1).numpy())
+    own_loss = log_loss(true, model.predict_proba(features))
     assert loss == pytest.approx(max(own_loss, 0.75 * np.log(2)), abs=0.02)
     (note,) = (note for note in still_run.manifest.data.notes if note.startswith("head: "))
     _, _, validated = states(still_run, "validation")
@@ -95,13 +104,16 @@ def test_the_frozen_encoder_is_a_baseline(still_run: finetune.Run) -> None:
     """It is a logistic regression of the means of the last states, scored on the test rows."""
     _, training, _ = states(still_run, "train")
     _, tested, _ = states(still_run, "test")
-    model = LogisticRegression(C=1.0, tol=1e-8, max_iter=5000)
-    model.fit(scaled(training, training), labels(still_run, "train"))
-    predicted = model.predict(scaled(training, tested))
     true = labels(still_run, "test")
     scores = still_run.metrics.baseline[FROZEN]
-    assert scores["accuracy"] == pytest.approx(accuracy_score(true, predicted))
-    assert scores["f1"] == pytest.approx(f1_score(true, predicted, average="macro"))
+    expected = []
+    for model in regressions(scaled(training, training), labels(still_run, "train")):
+        probabilities = model.predict_proba(scaled(training, tested))
+        predicted = probabilities.argmax(axis=1)
+        f1 = f1_score(true, predicted, average="macro")
+        expected.append((accuracy_score(true, predicted), f1))
+    found = (scores["accuracy"], scores["f1"])
+    assert any(found == pytest.approx(values, abs=1e-4) for values in expected)
     gap = still_run.statistics.beyond[FROZEN]["accuracy"]["value"]
     assert gap == pytest.approx(still_run.metrics.test["accuracy"] - scores["accuracy"])
     page = (still_run.path / "report.html").read_text(encoding="utf-8")
