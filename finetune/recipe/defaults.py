@@ -20,7 +20,9 @@ _RATES = ((30, 1e-4), (150, 3e-5), (math.inf, 1e-5))
 _ADAPTER_FACTOR = 10  # Schulman et al., "LoRA Without Regret", 2025
 _HEAD_ONLY_RATE = 1e-3
 _STEP_ROWS = 32
-_MIN_STEPS, _MIN_EPOCHS, _MAX_EPOCHS = 500, 3, 20
+#: Optimizer steps: so many, and more for each class or target; within these epochs.
+_STEPS, _STEPS_OF_OUTPUT = 100, 5
+_MIN_EPOCHS, _MAX_EPOCHS = 3, 20
 _WARMUP = 0.1
 #: With fewer validation rows, or fewer training rows a class, the last epoch is better than the one
 #: that these validation rows choose.
@@ -30,12 +32,19 @@ _CHOOSING = ("load_best_model_at_end", "metric_for_best_model", "early_stopping_
 
 
 def resolve(
-    rows: int, parameters: int, step_rows: int | None, *, adapter: bool, head_only: bool
+    rows: int,
+    outputs: int,
+    parameters: int,
+    step_rows: int | None,
+    *,
+    adapter: bool,
+    head_only: bool,
 ) -> dict[str, Any]:
     """Return the values of :data:`~finetune.training.options.SCHEDULE`.
 
     Args:
         rows: The number of training rows.
+        outputs: The number of classes, labels or targets.
         parameters: The number of parameters of the model without its embeddings.
         step_rows: The rows of an optimizer step; None if they are counted in tokens.
         adapter: Whether only an adapter and the head are trained.
@@ -46,7 +55,8 @@ def resolve(
         rate *= _ADAPTER_FACTOR
     if head_only:
         rate = _HEAD_ONLY_RATE
-    epochs = math.ceil(_MIN_STEPS * (step_rows or _STEP_ROWS) / rows)
+    steps = _STEPS + _STEPS_OF_OUTPUT * outputs
+    epochs = math.ceil(steps * (step_rows or _STEP_ROWS) / rows)
     epochs = min(max(epochs, _MIN_EPOCHS), _MAX_EPOCHS)
     return {"learning_rate": rate, "num_train_epochs": float(epochs), "warmup_steps": _WARMUP}
 
@@ -94,6 +104,7 @@ def with_schedule(
     step_rows = {**defaults, **typed}.get("global_batch_size")
     resolved = resolve(
         rows,
+        recipe.kind.width,
         parameters,
         step_rows,
         adapter=recipe.adapter is not None,
@@ -101,8 +112,8 @@ def with_schedule(
     )
     values = {name: value for name, value in resolved.items() if name in names}
     texts = [f"{name} {value:g}" for name, value in values.items()]
-    size = f"{parameters / 1e6:.3g} million parameters in layers"
-    recipe.note(f"{', '.join(texts)}: for {rows:,} rows and {size}")
+    size = f"{recipe.kind.width:,} outputs and {parameters / 1e6:.3g} million parameters in layers"
+    recipe.note(f"{', '.join(texts)}: for {rows:,} rows, {size}")
     if "load_best_model_at_end" in names:
         validation_rows = len(recipe.splits["validation"])
         is_few = rows < _FEWEST_OF_CLASS * len(recipe.labels)

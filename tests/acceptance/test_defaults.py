@@ -194,9 +194,12 @@ def test_unset_rates_are_printed_with_the_reason(
 ) -> None:
     words = flags(dataset=reviews, model=bert, output_dir=tmp_path / "run", max_length=64)
     output = cli("text", *words, "--dry_run").succeeded().output
-    assert "learning_rate 0.0001, num_train_epochs 20, warmup_steps 0.1: for 173 rows" in output
+    assert (
+        "learning_rate 0.0001, num_train_epochs 20, warmup_steps 0.1: for 173 rows, 2 outputs"
+        in output
+    )
     typed = cli("text", *words, "--dry_run", "--learning_rate", "0.002").succeeded().output
-    assert "num_train_epochs 20, warmup_steps 0.1: for 173 rows" in typed
+    assert "num_train_epochs 20, warmup_steps 0.1: for 173 rows, 2 outputs" in typed
     assert "learning_rate 0.0001" not in typed
 
 
@@ -209,7 +212,7 @@ def test_a_resume_keeps_the_rates(
     recipe.write_text(
         "from tests.acceptance.faulty import Faulty\n"
         "class Unset(Faulty):\n"
-        "    training = dict(learning_rate=None, num_train_epochs=None, global_batch_size=4,"
+        "    training = dict(learning_rate=None, num_train_epochs=None, global_batch_size=16,"
         " save_steps=60, eval_steps=60)\n",
         encoding="utf-8",
     )
@@ -220,7 +223,7 @@ def test_a_resume_keeps_the_rates(
         finetune.train(str(recipe), **options)
     started = finetune.Run.load(tmp_path / "run").manifest.arguments
     monkeypatch.delenv("FAULT")
-    changes = dict(resume=True, global_batch_size=2, allow_changed="global_batch_size")
+    changes = dict(resume=True, global_batch_size=8, allow_changed="global_batch_size")
     changes |= dict(gradient_accumulation_steps=1)
     run = finetune.train(str(recipe), **options, **changes)
     for name in ("learning_rate", "num_train_epochs", "warmup_steps"):
