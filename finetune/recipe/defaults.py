@@ -23,7 +23,7 @@ _STEP_ROWS = 32
 #: Optimizer steps: so many, and more for each class or target; within these epochs.
 _STEPS, _STEPS_OF_OUTPUT = 100, 5
 _MIN_EPOCHS, _MAX_EPOCHS = 3, 20
-_WARMUP = 0.1
+_WARMUP, _FEWEST_TO_WARM = 0.1, 10  # with fewer --max_steps, a step of a tenth of them is much
 #: With fewer validation rows, or fewer training rows a class, the last epoch is better than the one
 #: that these validation rows choose.
 _FEWEST_TO_CHOOSE, _FEWEST_OF_CLASS = 100, 30
@@ -110,6 +110,8 @@ def with_schedule(
         adapter=recipe.adapter is not None,
         head_only=recipe.freeze == "base",
     )
+    if 0 < typed.get("max_steps", 0) < _FEWEST_TO_WARM:
+        resolved["warmup_steps"] = 0
     values = {name: value for name, value in resolved.items() if name in names}
     texts = [f"{name} {value:g}" for name, value in values.items()]
     size = f"{recipe.kind.width:,} outputs and {parameters / 1e6:.3g} million parameters in layers"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from finetune.recipe import states
 from finetune.recipe.states import States
 from finetune.runtime import activity, distributed, files, hardware
 from finetune.statistics import baselines
+from finetune.statistics import linear as linear_models
 from finetune.training import steps
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from finetune.recipe.base import Recipe
     from finetune.statistics.linear import Linear
+    from finetune.tasks.base import Task
     from finetune.training.arguments import FinetuneArguments
 
 #: The most rows that are encoded, and the most of the rows of the planned steps.
@@ -57,15 +60,20 @@ def start_head(
     layer = head.last_linear(model, recipe.kind.width)
     started = time.perf_counter()
     linear, facts = distributed.on_main_process(lambda: _fit(recipe, model, arguments))
-    head.set_weights(layer, linear.weight, linear.bias)
+    if linear is not None:
+        head.set_weights(layer, linear.weight, linear.bias)
     seconds = time.perf_counter() - started
-    recipe.note(f"head: {facts}, in {seconds:.1f} s (--head random: random weights)")
+    recipe.note(f"head: {facts} ({seconds:.1f} s)")
 
 
 def _fit(
     recipe: Recipe, model: PreTrainedModel, arguments: FinetuneArguments | None
-) -> tuple[Linear, str]:
-    """Return the linear model of the inputs of the last layer, and a text with its score."""
+) -> tuple[Linear | None, str]:
+    """Return the linear model of the inputs of the last layer, and a text with its score.
+
+    The model is None if its loss on validation rows is high: its weights fit the noise of the
+    training rows then, and fine-tuning would start from that.
+    """
     encoder = _Encoder(recipe, model, arguments)
     task = recipe.kind
     numbers = sample_rows(recipe, arguments)
@@ -74,23 +82,27 @@ def _fit(
     is_balanced = arguments is not None and arguments.class_sampling == "balanced"
     has_bias = head.last_linear(model, task.width).bias is not None
     linear = task.fit_linear(features, targets, recipe.weights, is_balanced, has_bias)
-
-    def loss(outputs: np.ndarray) -> float:
-        return float(task.loss(torch.tensor(outputs), torch.tensor(targets)).mean())
-
-    if task.has_probabilities:
-        linear = linear.softened(features, loss, has_bias=has_bias)
     count = min(len(recipe.prepared["validation"]), _MAX_VALIDATION_ROWS)
-    validation = encoder.states("validation", np.arange(count)).head_inputs
     labels = steps.read_labels(recipe.prepared["validation"])[:count]
-    outputs = linear(validation).astype(np.float32)
-    scores = recipe.compute_metrics(EvalPrediction(outputs, labels))
+    outputs = linear(encoder.states("validation", np.arange(count)).head_inputs)
+    constant = linear(np.broadcast_to(features.mean(axis=0), (count, features.shape[1])))
+    scores = recipe.compute_metrics(EvalPrediction(outputs.astype(np.float32), labels))
     name, score = next(iter(scores.items()))
     facts = (
-        f"starts from {task.linear_model} of {len(numbers):,} rows, with {name} {score:.4f} on "
-        f"{count:,} validation rows"
+        f"{task.linear_model} of {len(numbers):,} rows has {name} {score:.4f} on {count:,} "
+        "validation rows"
     )
-    return linear, facts
+    if _loss(task, outputs, labels) > linear_models.LOWEST_LOSS * _loss(task, constant, labels):
+        return None, f"random weights, because {facts}, little more than without inputs"
+    if task.has_probabilities:
+        loss = functools.partial(_loss, task, targets=targets)
+        linear = linear.softened(features, loss, has_bias=has_bias)
+    return linear, f"starts from {facts}; --head random has random weights"
+
+
+def _loss(task: Task[Any], outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Return the mean loss of outputs, without class weights."""
+    return float(task.loss(torch.tensor(outputs), torch.tensor(targets)).mean())
 
 
 def frozen_baseline(

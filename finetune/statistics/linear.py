@@ -19,7 +19,7 @@ _FOLDS, _MOST_ROWS_TO_CHOOSE = 3, 2_000
 _HIGHEST = 10.0
 #: The loss of a softened model, as a share of that of constant outputs. A head that fits its rows
 #: leaves no gradient to the layers below it, and Adam makes large steps of small gradients.
-_LOWEST_LOSS = 0.75
+LOWEST_LOSS = 0.75
 #: Strengths of ridge regression; leave-one-out errors of the rows choose one.
 _ALPHAS = np.logspace(-2, 5, 15)
 
@@ -56,7 +56,7 @@ class Linear:
         def excess(scale: float) -> float:
             return loss(mean + scale * (outputs - mean)) - lowest
 
-        lowest = _LOWEST_LOSS * loss(np.broadcast_to(mean, outputs.shape))
+        lowest = LOWEST_LOSS * loss(np.broadcast_to(mean, outputs.shape))
         if excess(1.0) >= 0:
             return self
         scale = brentq(excess, 0.0, 1.0, xtol=1e-4)

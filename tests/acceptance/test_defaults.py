@@ -79,7 +79,7 @@ def test_the_head_starts_from_logistic_regression(still_run: finetune.Run) -> No
     (note,) = (note for note in still_run.manifest.data.notes if note.startswith("head: "))
     _, _, validated = states(still_run, "validation")
     share = accuracy_score(labels(still_run, "validation"), validated.argmax(axis=1))
-    assert f"of {len(pooled)} rows, with accuracy {share:.4f} on" in note
+    assert f"of {len(pooled)} rows has accuracy {share:.4f} on" in note
 
 
 @pytest.mark.contract("G5")
