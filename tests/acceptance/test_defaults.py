@@ -57,7 +57,7 @@ def labels(run: finetune.Run, split: str) -> np.ndarray:
 
 def regressions(features: np.ndarray, targets: np.ndarray) -> list[LogisticRegression]:
     """Return logistic regressions of the strengths that cross-validation chooses from."""
-    models = [LogisticRegression(C=c, tol=1e-8, max_iter=9000) for c in (1e-3, 1e-2, 1e-1, 1.0)]
+    models = [LogisticRegression(C=c, tol=1e-8, max_iter=9000) for c in (1e-2, 1e-1, 1.0)]
     return [model.fit(features, targets) for model in models]
 
 
