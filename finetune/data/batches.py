@@ -38,6 +38,12 @@ def cut(lengths: Sequence[int] | np.ndarray, budget: int) -> list[int]:
     return sizes
 
 
+def cut_by_length(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
+    """Return the numbers of the rows of each batch, see :func:`cut`, the longest rows first."""
+    order = np.argsort(-lengths, kind="stable")
+    return np.split(order, np.cumsum(cut(lengths[order], budget), dtype=int))[:-1]
+
+
 def lengths_of(rows: Any, column: str) -> np.ndarray | None:
     """Return the lengths in ``column``, shape ``(rows,)``; None if there is no such column."""
     if column not in (getattr(rows, "column_names", None) or ()):

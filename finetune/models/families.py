@@ -59,11 +59,8 @@ def without_weights(config: PretrainedConfig) -> torch.nn.Module:
 
 def count_layer_parameters(config: PretrainedConfig) -> int:
     """Return the number of parameters of a classifier without its embeddings."""
-    count = 0
-    for module in without_weights(config).modules():
-        if not isinstance(module, torch.nn.Embedding):
-            count += sum(weight.numel() for weight in module.parameters(recurse=False))
-    return count
+    model: Any = without_weights(config)
+    return int(model.num_parameters(exclude_embeddings=True))
 
 
 def _position_tables(config: PretrainedConfig) -> list[torch.nn.Embedding]:

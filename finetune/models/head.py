@@ -32,8 +32,7 @@ def remove_last_linear(model: torch.nn.Module, width: int) -> None:
     """
     layer = last_linear(model, width)
     name = next(name for name, module in model.named_modules() if module is layer)
-    parent, _, attribute = name.rpartition(".")
-    setattr(model.get_submodule(parent), attribute, torch.nn.Identity())
+    model.set_submodule(name, torch.nn.Identity())
 
 
 def match_outputs(trained: Sequence[str], labels: Sequence[str]) -> list[int] | None:
@@ -62,14 +61,6 @@ def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
         layer.weight.copy_(_scaled(layer.weight.double(), factor[:, None]))
         if bias is not None:
             bias.copy_(_scaled(bias.double(), factor, torch.as_tensor(shift).to(factor)))
-
-
-def set_weights(layer: torch.nn.Linear, weight: np.ndarray, bias: np.ndarray) -> None:
-    """Set the weights of ``layer`` in place; a layer without a bias ignores ``bias``."""
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(weight))
-        if layer.bias is not None:
-            layer.bias.copy_(torch.from_numpy(bias))
 
 
 def _scaled(weights: Any, factor: torch.Tensor, summand: torch.Tensor | float = 0.0) -> Any:

@@ -87,6 +87,8 @@ def prepare(settings: Settings) -> Prepared:
         settings = with_epochs(settings, resumed.configuration["num_train_epochs"])
     recipe = settings.recipe
     values = settings.values
+    for sentence in describe_schedule(settings):
+        recipe.note(sentence)
     configuration = resumption.configuration(settings)
     differences = resumption.refuse_changes(resumed, configuration, values)
     is_done = resumed.finished and not resumed.extended_by(configuration)
@@ -171,9 +173,18 @@ def with_epochs(settings: Settings, epochs: float) -> Settings:
 
 def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:
     """Return new settings, with the numbers of a resumed run that are unset in this command."""
-    names = defaults.unset(settings.recipe, settings.training)
+    names = defaults.unset_names(settings.recipe, settings.training)
     stored = {name: value for name, value in resumed.configuration.items() if name in names}
     return replace(settings, training={**settings.training, **stored})
+
+
+def describe_schedule(settings: Settings) -> list[str]:
+    """Return sentences about the training arguments that the table of defaults sets."""
+    recipe = settings.recipe
+    if not isinstance(recipe, (TextRecipe, ImageRecipe)) or recipe.model_config is None:
+        return []
+    names = defaults.unset_names(recipe, settings.training)
+    return defaults.describe(recipe, vars(settings.values), names)
 
 
 def has_adapter(recipe: Recipe) -> bool:

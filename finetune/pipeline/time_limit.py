@@ -41,7 +41,8 @@ def fit_epochs(prepared: Prepared) -> Prepared:
         return prepared
     recipe = settings.recipe
     trainer = build_trainer(
-        lambda values: {**recipe.trainer_kwargs(None, values), "callbacks": []},
+        # with a random head, which takes as long
+        lambda _: {**recipe.trainer_kwargs(recipe.build_model(recipe.labels)), "callbacks": []},
         replace(settings, training={**settings.training, **_TIMING_ARGUMENTS}).arguments,
         recipe.adapt,
     )
@@ -58,7 +59,7 @@ def fit_epochs(prepared: Prepared) -> Prepared:
     del trainer
     gc.collect()  # the model
     epochs = round(minutes / minutes_of_epoch, 4)
-    if "num_train_epochs" in defaults.unset(recipe, settings.training):
+    if "num_train_epochs" in defaults.unset_names(recipe, settings.training):
         epochs = min(epochs, settings.values.num_train_epochs)
     settings = with_epochs(settings, epochs)
     steps = count_steps(settings, recipe.prepared["train"])

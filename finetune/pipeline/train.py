@@ -24,7 +24,7 @@ from transformers import EvalPrediction, PrinterCallback, ProgressCallback, Trai
 from finetune.config.settings import Settings
 from finetune.data.encoding import COLUMN
 from finetune.errors import Diverged, RunError, UserError
-from finetune.models import adapters, head
+from finetune.models import adapters, head, loaded_weights
 from finetune.pipeline import results
 from finetune.pipeline.events import Finished, Logged, Progress, Started, ignore, report, reporting
 from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
@@ -195,6 +195,8 @@ def _build_trainer(prepared: Prepared) -> Trainer:
         model = None
         if prepared.resumption.path is not None:  # the checkpoint has the weights of the head
             model = recipe.build_model(recipe.labels)
+            for sentence in loaded_weights.get(model).notes():
+                recipe.note(sentence)
         return recipe.trainer_kwargs(model, arguments)
 
     trainer = build_trainer(trainer_kwargs, prepared.settings.arguments, recipe.adapt)

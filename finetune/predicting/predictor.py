@@ -16,7 +16,7 @@ import torch
 from datasets import Dataset, DatasetDict, Image, List
 
 from finetune.data import ROW
-from finetune.data.batches import cut
+from finetune.data.batches import cut_by_length
 from finetune.data.digests import TEXTS
 from finetune.data.encoding import documents_of, pooled
 from finetune.errors import UserError
@@ -84,9 +84,9 @@ class Predictor:
         is_text = isinstance(self._recipe, TextRecipe)
         sizes = np.array([len("".join(row)) if is_text else 1 for row in rows])
         batches = []
-        for numbers in _cut_by_length(sizes, _CHARACTERS_AT_ONCE):
+        for numbers in cut_by_length(sizes, _CHARACTERS_AT_ONCE):
             inputs, places, lengths = self._prepare([rows[number] for number in numbers])
-            for batch in _cut_by_length(lengths, self._batch_tokens):
+            for batch in cut_by_length(lengths, self._batch_tokens):
                 logits = self._executor.submit(self._forward, inputs, batch)
                 batches.append((logits, numbers[places[batch]]))
             if len(batches) > _MOST_WAITING:  # until memory for more is free
@@ -165,9 +165,3 @@ class Predictor:
                 f"out of memory at {self._batch_tokens:,} tokens per batch; try --batch_tokens "
                 f"{max(1, self._batch_tokens // 4)}"
             ) from error
-
-
-def _cut_by_length(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
-    """Return the numbers of the rows of each batch, see :func:`cut`, the longest rows first."""
-    order = np.argsort(-lengths, kind="stable")
-    return np.split(order, np.cumsum(cut(lengths[order], budget), dtype=int))[:-1]

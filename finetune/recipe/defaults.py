@@ -6,7 +6,7 @@ docs/decisions/defaults.md has the measurements behind these numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from finetune.training.options import SCHEDULE
@@ -27,8 +27,7 @@ _WARMUP, _FEWEST_TO_WARM = 0.1, 10  # with fewer --max_steps, a step of a tenth 
 #: With fewer validation rows, or fewer training rows a class, the last epoch is better than the one
 #: that these validation rows choose.
 _FEWEST_TO_CHOOSE, _FEWEST_OF_CLASS = 100, 30
-#: Training arguments of users who want the best epoch.
-_CHOOSING = ("load_best_model_at_end", "metric_for_best_model", "early_stopping_patience")
+_BEST = "load_best_model_at_end"
 
 
 def resolve(
@@ -61,9 +60,9 @@ def resolve(
     return {"learning_rate": rate, "num_train_epochs": float(epochs), "warmup_steps": _WARMUP}
 
 
-def unset(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
+def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
     """Return the names in :data:`SCHEDULE` that neither the recipe nor the user sets, and
-    ``load_best_model_at_end`` if the user does not ask for the best epoch.
+    ``load_best_model_at_end`` if nobody asks for the best epoch.
 
     The values of a recipe are for its own model: with another ``--model`` they are not used. A
     recipe with a learning rate has no warm-up unless it says so.
@@ -72,57 +71,73 @@ def unset(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
         recipe: The recipe.
         typed: The training arguments of the user and of ``--embedded``.
     """
-    values: dict[str, Any] = {}
-    model = type(recipe).__dataclass_fields__.get("model")
-    if model is None or model.default in ("", recipe.model):  # type: ignore[attr-defined]
-        values = recipe.defaults()
+    values = recipe.defaults()
     if values.get("learning_rate") is not None:
         values = {"warmup_steps": 0, **values}
-    names = [name for name in SCHEDULE if {**values, **typed}.get(name) is None]
-    if "num_train_epochs" in names and not set(_CHOOSING) & typed.keys():
-        names.append("load_best_model_at_end")
+    model = type(recipe).__dataclass_fields__.get("model")
+    if model is not None and model.default not in ("", recipe.model):  # type: ignore[attr-defined]
+        values = {name: value for name, value in values.items() if name not in SCHEDULE}
+    values |= typed
+    names = [name for name in SCHEDULE if values.get(name) is None]
+    is_asked = _BEST in typed or "metric_for_best_model" in typed
+    is_asked = is_asked or values.get("early_stopping_patience") is not None
+    if "num_train_epochs" in names and not is_asked:
+        names.append(_BEST)
     return names
 
 
 def with_schedule(
     recipe: TextRecipe | ImageRecipe, defaults: dict[str, Any], typed: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return training arguments with the values of :func:`resolve`, and add them to the notes.
+    """Return training arguments with the values of :func:`resolve`, if the data is loaded.
 
     Args:
-        recipe: The recipe, whose data is loaded.
+        recipe: The recipe.
         defaults: The training arguments of the recipe.
         typed: Those of the user and of ``--embedded``.
     """
     from finetune.models import families
+    from finetune.training.arguments import argument_values
 
-    names = unset(recipe, typed)
-    if not names or recipe.model_config is None:
+    names = unset_names(recipe, typed)
+    if not recipe.model or "splits" not in vars(recipe) or recipe.model_config is None:
         return defaults
     rows = len(recipe.splits["train"])
-    parameters = families.count_layer_parameters(recipe.model_config)
-    step_rows = {**defaults, **typed}.get("global_batch_size")
+    values = argument_values(defaults, typed)
     resolved = resolve(
         rows,
         recipe.kind.width,
-        parameters,
-        step_rows,
+        families.count_layer_parameters(recipe.model_config),
+        values.global_batch_size,
         adapter=recipe.adapter is not None,
         head_only=recipe.freeze == "base",
     )
-    if 0 < typed.get("max_steps", 0) < _FEWEST_TO_WARM:
+    if 0 < values.max_steps < _FEWEST_TO_WARM:
         resolved["warmup_steps"] = 0
-    values = {name: value for name, value in resolved.items() if name in names}
-    texts = [f"{name} {value:g}" for name, value in values.items()]
-    size = f"{recipe.kind.width:,} outputs and {parameters / 1e6:.3g} million parameters in layers"
-    recipe.note(f"{', '.join(texts)}: for {rows:,} rows, {size}")
-    if "load_best_model_at_end" in names:
-        validation_rows = len(recipe.splits["validation"])
-        is_few = rows < _FEWEST_OF_CLASS * len(recipe.labels)
-        if is_few or validation_rows < _FEWEST_TO_CHOOSE:
-            values["load_best_model_at_end"] = False
-            recipe.note(
-                f"the model of the last epoch is saved, because {validation_rows:,} validation "
-                "rows are too few to choose an epoch (--load_best_model_at_end true chooses)"
-            )
-    return {**defaults, **values}
+    is_few = rows < _FEWEST_OF_CLASS * len(recipe.labels)
+    if is_few or len(recipe.splits["validation"]) < _FEWEST_TO_CHOOSE:
+        resolved[_BEST] = False
+    return defaults | {name: value for name, value in resolved.items() if name in names}
+
+
+def describe(recipe: Recipe, values: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Return sentences for the user about the values of :func:`with_schedule`.
+
+    Args:
+        recipe: The recipe, whose data is loaded.
+        values: The training arguments.
+        names: The result of :func:`unset_names`.
+    """
+    rows, outputs = len(recipe.splits["train"]), recipe.kind.width
+    texts = [f"{name} {values[name]:g}" for name in SCHEDULE if name in names]
+    sentences = []
+    if texts:
+        reason = f"chosen for {rows:,} rows, {outputs:,} outputs and the size of the model"
+        sentences.append(f"{', '.join(texts)}: {reason}")
+    if _BEST in names and not values[_BEST]:
+        count = len(recipe.splits["validation"])
+        sentences.append(
+            f"the model of the last epoch is saved: {rows:,} training and {count:,} validation "
+            f"rows are too few to choose the best one (--{_BEST} true chooses)"
+        )
+    return sentences

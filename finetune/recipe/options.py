@@ -103,7 +103,7 @@ class ModelOptions:
     model: str = _model("", "name of a model on the Hub, a local directory, or embedded:NAME")
     model_revision: str | None = _model(None, "commit, tag or branch on the Hub (unset: newest)")
     head: Literal["probe", "random"] = _model(
-        "probe", "start of a new last layer: a linear model of its inputs, or random weights"
+        "probe", "start of a new last layer: logistic or ridge regression of its inputs, or random"
     )
     adapter: Literal["lora"] | None = _adapters(None, "train low-rank adapters and the head only")
     lora_rank: int = _adapters(8, "rank of the matrices of an adapter")

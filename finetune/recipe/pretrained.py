@@ -351,8 +351,6 @@ class ImageRecipe(Recipe, ImageOptions):
 
     def training_defaults(self, user_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
         defaults = super().training_defaults(user_options)
-        if not self.model or "splits" not in vars(self):
-            return defaults
         return with_schedule(self, defaults, user_options or {})
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:

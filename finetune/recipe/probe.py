@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -21,20 +23,19 @@ from transformers import EvalPrediction, PreTrainedModel
 
 from finetune.data import arrow, caches, digests, encoding
 from finetune.data.batches import DRAWN_FROM
-from finetune.models import head
+from finetune.models import families, head
 from finetune.models.pretrained import FRESH_HEAD
 from finetune.recipe import states
 from finetune.recipe.states import States
 from finetune.runtime import activity, distributed, files, hardware
 from finetune.statistics import baselines
-from finetune.statistics import linear as linear_models
+from finetune.statistics.linear import LOSS_SHARE, Linear
 from finetune.training import steps
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from finetune.recipe.base import Recipe
-    from finetune.statistics.linear import Linear
     from finetune.tasks.base import Task
     from finetune.training.arguments import FinetuneArguments
 
@@ -53,56 +54,69 @@ def start_head(
     Nothing happens with ``--head random``, if the head is continued, or if the base
     model has random weights.
     """
-    if getattr(recipe, "head", "random") != "probe" or not isinstance(model, PreTrainedModel):
+    if getattr(recipe, "head", "random") != "probe" or not getattr(model, FRESH_HEAD, False):
         return
-    if not getattr(model, FRESH_HEAD, False) or not states.is_pretrained(model):
-        return
-    layer = head.last_linear(model, recipe.kind.width)
     started = time.perf_counter()
-    linear, facts = distributed.on_main_process(lambda: _fit(recipe, model, arguments))
+    linear, note = distributed.on_main_process(lambda: _fit(recipe, model, arguments))
     if linear is not None:
-        head.set_weights(layer, linear.weight, linear.bias)
-    seconds = time.perf_counter() - started
-    recipe.note(f"head: {facts} ({seconds:.1f} s)")
+        weights = {"weight": torch.tensor(linear.weight), "bias": torch.tensor(linear.bias)}
+        # a layer without a bias ignores it
+        head.last_linear(model, recipe.kind.width).load_state_dict(weights, strict=False)
+    if note:
+        recipe.note(f"head: {note} ({time.perf_counter() - started:.1f} s)")
 
 
 def _fit(
-    recipe: Recipe, model: PreTrainedModel, arguments: FinetuneArguments | None
+    recipe: Recipe, model: torch.nn.Module, arguments: FinetuneArguments | None
 ) -> tuple[Linear | None, str]:
-    """Return the linear model of the inputs of the last layer, and a text with its score.
+    """Return the linear model of the inputs of the last layer, and a note with its score.
 
     The model is None if its loss on validation rows is high: its weights fit the noise of the
     training rows then, and fine-tuning would start from that.
     """
+    if not isinstance(model, PreTrainedModel) or not states.is_pretrained(model):
+        return None, ""
     encoder = _Encoder(recipe, model, arguments)
     task = recipe.kind
     numbers = sample_rows(recipe, arguments)
-    features = encoder.states("train", numbers).head_inputs
+    encoded = encoder.states("train", numbers)
+    if encoded is None:
+        return None, f"random weights, because {type(model).__name__} has more than one"
+    features = encoded.head_inputs
     targets = steps.read_labels(recipe.prepared["train"])[numbers]
-    is_balanced = arguments is not None and arguments.class_sampling == "balanced"
+    weights = recipe.weights
+    if arguments is not None and arguments.class_sampling == "balanced":
+        weights = task.class_weights("balanced", targets)
     has_bias = head.last_linear(model, task.width).bias is not None
-    linear = task.fit_linear(features, targets, recipe.weights, is_balanced, has_bias)
-    count = min(len(recipe.prepared["validation"]), _MAX_VALIDATION_ROWS)
-    labels = steps.read_labels(recipe.prepared["validation"])[:count]
-    outputs = linear(encoder.states("validation", np.arange(count)).head_inputs)
-    constant = linear(np.broadcast_to(features.mean(axis=0), (count, features.shape[1])))
-    scores = recipe.compute_metrics(EvalPrediction(outputs.astype(np.float32), labels))
-    name, score = next(iter(scores.items()))
-    facts = (
-        f"{task.linear_model} of {len(numbers):,} rows has {name} {score:.4f} on {count:,} "
-        "validation rows"
+    linear = task.fit_linear(features, targets, weights, has_bias=has_bias)
+    validation_rows = _draw(recipe, "validation", _MAX_VALIDATION_ROWS)
+    validation = encoder.states("validation", validation_rows)
+    assert validation is not None  # as the training rows have them
+    labels = steps.read_labels(recipe.prepared["validation"])[validation_rows]
+    mean = np.broadcast_to(features.mean(axis=0), validation.head_inputs.shape)
+    loss, constant_loss = (
+        _loss(task, linear(inputs), labels) for inputs in (validation.head_inputs, mean)
     )
-    if _loss(task, outputs, labels) > linear_models.LOWEST_LOSS * _loss(task, constant, labels):
-        return None, f"random weights, because {facts}, little more than without inputs"
+    name = f"{task.linear_model} of {len(numbers):,} rows"
+    if loss > LOSS_SHARE * constant_loss:
+        losses = f"its validation loss is {loss:.3g}, and {constant_loss:.3g} without inputs"
+        return None, f"random weights, because {name} predicts little: {losses}"
     if task.has_probabilities:
-        loss = functools.partial(_loss, task, targets=targets)
-        linear = linear.softened(features, loss, has_bias=has_bias)
-    return linear, f"starts from {facts}; --head random has random weights"
+        training_loss = functools.partial(_loss, task, targets=targets)
+        linear = linear.scaled_down(features, training_loss, has_bias=has_bias)
+    outputs = linear(validation.head_inputs).astype(np.float32)
+    scores = recipe.compute_metrics(EvalPrediction(outputs, labels))
+    score, value = next(iter(scores.items()), ("loss", loss))
+    return linear, (
+        f"{name}, {score} {value:.4f} on {len(labels):,} validation rows; --head random starts "
+        "from random weights"
+    )
 
 
 def _loss(task: Task[Any], outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Return the mean loss of outputs, without class weights."""
-    return float(task.loss(torch.tensor(outputs), torch.tensor(targets)).mean())
+    """Return the mean of the default loss of a task, without class weights."""
+    plain = dataclasses.replace(task, loss_function="")
+    return float(plain.loss(torch.tensor(outputs), torch.tensor(targets)).mean())
 
 
 def frozen_baseline(
@@ -116,16 +130,19 @@ def frozen_baseline(
     task = recipe.kind
     name = f"{baselines.FROZEN} + {task.linear_model}"
     try:
+        torch.manual_seed(arguments.seed)  # as the training did: the same states may be cached
         model = recipe.build_model(recipe.labels)
         if not isinstance(model, PreTrainedModel) or not states.is_pretrained(model):
             return
         encoder = _Encoder(recipe, model, arguments)
         numbers = sample_rows(recipe, arguments)
-        targets = steps.read_labels(recipe.prepared["train"])[numbers]
         if len(numbers) < len(recipe.prepared["train"]):
-            note(f"the baseline '{name}' was fitted on {len(numbers):,} training rows")
-        features = encoder.states("train", numbers).means
-        linear = task.fit_linear(features, targets, None, False, True)
+            name += f" ({len(numbers):,} rows)"
+        encoded = encoder.states("train", numbers)
+        if encoded is None:
+            return
+        targets = steps.read_labels(recipe.prepared["train"])[numbers]
+        linear = task.fit_linear(encoded.means, targets, None, has_bias=True)
         outputs = encoder.outputs("test", linear)
         if task.thresholds != "none":  # as for the model
             shift = task.fit(encoder.outputs("validation", linear), recipe.targets("validation"))
@@ -138,19 +155,24 @@ def frozen_baseline(
 
 def sample_rows(recipe: Recipe, arguments: FinetuneArguments | None) -> np.ndarray:
     """Return the training rows that are encoded, sorted, shape ``(rows,)``."""
-    from finetune.data.splits import draw_rows
-
-    rows = recipe.prepared["train"]
-    planned = 3 * len(rows)
+    rows = len(recipe.prepared["train"])
+    planned = 3 * rows
     if arguments is not None and arguments.max_steps > 0:
         planned = arguments.max_steps * (arguments.global_batch_size or _STEP_ROWS)
     elif arguments is not None:
-        planned = round(len(rows) * arguments.num_train_epochs)  # type: ignore[operator]
-    count = min(_MAX_ROWS, len(rows), math.ceil(planned * _MAX_SHARE))
-    labels = steps.read_labels(rows)
-    if labels.ndim == 1 and labels.dtype.kind == "i":
+        planned = round(rows * arguments.num_train_epochs)  # type: ignore[operator]
+    return _draw(recipe, "train", min(_MAX_ROWS, math.ceil(planned * _MAX_SHARE)))
+
+
+def _draw(recipe: Recipe, split: str, count: int) -> np.ndarray:
+    """Return at most ``count`` row numbers of a split, sorted, classes in proportion."""
+    from finetune.data.splits import draw_rows
+
+    labels = steps.read_labels(recipe.prepared[split])
+    count = min(count, len(labels))
+    if recipe.kind.label_kind == "classes":
         return draw_rows(labels, count, recipe.split_seed)
-    return np.sort(np.random.default_rng(recipe.split_seed).permutation(len(rows))[:count])
+    return np.sort(np.random.default_rng(recipe.split_seed).permutation(len(labels))[:count])
 
 
 class _Encoder:
@@ -168,52 +190,74 @@ class _Encoder:
         self._recipe = recipe
         self._model = model
         if arguments is None:
-            self._device = distributed.device()
-            self._bf16 = hardware.automatic_precision(self._device.type) == "bf16"
+            device = distributed.device()
+            bf16 = hardware.automatic_precision(device.type) == "bf16"
+            bf16 = bf16 and model.config.model_type not in families.OVERFLOWING
+            self._options = {"device": device, "bf16": bf16, "use_kernels": True}
         else:
-            self._device = arguments.device
-            self._bf16 = arguments.bf16
+            self._options = {
+                "device": arguments.device,
+                "bf16": arguments.bf16,
+                "use_kernels": arguments.cpu_kernels == "auto",
+            }
 
-    def states(self, split: str, numbers: np.ndarray) -> States:
-        """Return the states of some rows of a split."""
+    def states(self, split: str, numbers: np.ndarray) -> States | None:
+        """Return the states of some rows of a split; None if the model is not one of one head."""
         rows = self._recipe.prepared[split].select(numbers)
         if DRAWN_FROM in rows.column_names:  # without it the collator does not augment
             rows = rows.remove_columns(DRAWN_FROM)
+        if "input_ids" in rows.column_names:  # as Trainer does
+            names = {*inspect.signature(self._model.forward).parameters, "length"}
+            rows = rows.select_columns([name for name in rows.column_names if name in names])
         path = caches.directory(caches.STATES) / self._key(rows)
+        has_own_collator = not type(self._recipe).data_collator.__module__.startswith("finetune.")
+        if has_own_collator:  # whose changes the key would not notice
+            path.unlink(missing_ok=True)
         # a file that is missing or damaged is written again
         with contextlib.suppress(OSError, ValueError, KeyError), np.load(path) as arrays:
             return States(arrays["head_inputs"], arrays["means"])
         activity.say(f"encoding {len(rows):,} {split} rows with the pretrained model")
-        model = copy.deepcopy(self._model)
-        width, collate = self._recipe.kind.width, self._recipe.data_collator()
-        encoded = states.encode(model, width, rows, collate, device=self._device, bf16=self._bf16)
-        with contextlib.suppress(OSError), files.replacing(path) as new, new.open("wb") as file:
-            np.savez(file, head_inputs=encoded.head_inputs, means=encoded.means)
+        encoded = states.encode(
+            copy.deepcopy(self._model),
+            self._recipe.kind.width,
+            rows,
+            self._recipe.data_collator(),
+            **self._options,
+        )
+        if encoded is not None:
+            with contextlib.suppress(OSError), files.replacing(path) as new, new.open("wb") as file:
+                np.savez(file, head_inputs=encoded.head_inputs, means=encoded.means)
         return encoded
 
     def outputs(self, split: str, linear: Linear) -> np.ndarray:
         """Return outputs for the means of all rows of a split; of windows, the mean of a text's."""
         rows = self._recipe.prepared[split]
-        outputs = linear(self.states(split, np.arange(len(rows))).means)
+        encoded = self.states(split, np.arange(len(rows)))
+        assert encoded is not None  # as the training rows have them
+        outputs = linear(encoded.means)
         documents = encoding.documents_of(rows)
         if documents is not None:
             outputs = encoding.pooled(outputs, documents, "mean")
         return outputs.astype(np.float32)
 
     def _key(self, rows: Dataset) -> str:
-        """Return a hash of everything that decides the states."""
-        kind = [_VERSION, self._bf16, self._model.config.model_type, len(rows)]
-        total = xxhash.xxh3_128(repr(kind).encode())
-        for name, weight in self._model.base_model.named_parameters():
-            total.update(name.encode())
-            total.update(weight.detach().numpy().tobytes())
-        if "input_ids" in rows.column_names:
-            tokens = arrow.column(rows, "input_ids").combine_chunks()
-            total.update(tokens.flatten().to_numpy().tobytes())
-            total.update(tokens.value_lengths().to_numpy().tobytes())
-        else:
-            processor: Any = self._recipe.processing_class()
+        """Return a hash of everything that decides the states, but for a recipe's own collator."""
+        processor: Any = self._recipe.processing_class()
+        facts = [_VERSION, self._options, type(self._model).__name__, rows.column_names, len(rows)]
+        facts += [self._model.config.to_json_string(), getattr(processor, "padding_side", None)]
+        total = xxhash.xxh3_128(repr(facts).encode())
+        last = head.last_linear(self._model, self._recipe.kind.width)
+        new = {id(weight) for weight in last.parameters()}
+        for name, weight in self._model.state_dict(keep_vars=True).items():
+            if id(weight) not in new:  # the last layer, which is removed
+                total.update(name.encode())
+                total.update(weight.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+        if "input_ids" not in rows.column_names:
             if processor is not None:
                 total.update(processor.to_json_string().encode())
             total.update(b"".join(digests.hash_rows(rows, self._recipe.input_column)))
+        for name in {"input_ids", "token_type_ids"} & {*rows.column_names}:
+            tokens = arrow.column(rows, name).combine_chunks()
+            total.update(tokens.flatten().to_numpy().tobytes())
+            total.update(tokens.value_lengths().to_numpy().tobytes())
         return total.hexdigest() + ".npz"

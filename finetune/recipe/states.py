@@ -1,6 +1,5 @@
-"""What a pretrained model makes of rows before any training: the inputs of its last layer, and the
-means of its last hidden states. Linear models are fitted to both, see
-:mod:`finetune.statistics.linear`.
+"""Encode rows with a pretrained model: the inputs of its last layer, and the means of its last
+hidden states.
 
 On a CPU every core computes whole batches with one thread, so that the arrays are the same to the
 bit for any number of threads and processes.
@@ -18,7 +17,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from finetune.data.batches import cut
+from finetune.data.batches import cut_by_length, lengths_of
 from finetune.models import cpu, head
 
 #: Tokens of a batch, as in :mod:`finetune.predicting.predictor`.
@@ -60,25 +59,24 @@ def encode(
     *,
     device: torch.device,
     bf16: bool,
-) -> States:
-    """Return the states of rows. The model is changed: it has no last layer afterwards.
+    use_kernels: bool,
+) -> States | None:
+    """Return the states of rows; None if the logits are not the outputs of the last layer alone.
+
+    The model is changed: it has no last layer afterwards.
 
     Args:
         model: A pretrained classifier on the CPU, with its new head.
         width: The number of outputs of its last layer.
-        rows: Prepared rows, with the columns that ``collate`` reads.
+        rows: Prepared rows, with the columns that ``collate`` and the model read.
         collate: The data collator of the recipe.
         device: Where to compute.
         bf16: Whether to compute in bf16, else in fp32.
+        use_kernels: Whether to use the kernels of :mod:`finetune.models.cpu` on a CPU.
     """
-    head.remove_last_linear(model, width)
     classifier: Any = model
     classifier.eval().to(device)
     on_cpu = device.type == "cpu"
-    if on_cpu:
-        if bf16:
-            classifier.to(torch.bfloat16)
-        cpu.for_inference(model, bf16=bf16)
     last_states = threading.local()  # of the batch that a thread computes
 
     def record(module: Any, inputs: Any, output: Any) -> None:
@@ -86,50 +84,47 @@ def encode(
         last_states.value = output[0] if encoder_states is None else encoder_states
 
     def compute(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        batch = {name: value.to(device) for name, value in collate_rows(numbers).items()}
-        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            inputs = classifier(**batch)["logits"]
-        means = _mean(last_states.value.float(), batch.get("attention_mask"))
-        return inputs.float().reshape(len(numbers), -1).cpu().numpy(), means.cpu().numpy()
-
-    def collate_rows(numbers: np.ndarray) -> dict[str, torch.Tensor]:
         batch = collate([dict(rows[int(number)]) for number in numbers])
-        batch.pop("labels", None)
-        return batch
+        batch = {name: value.to(device) for name, value in batch.items() if name != "labels"}
+        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            outputs = classifier(**batch)["logits"]
+        means = _mean(last_states.value.float(), batch.get("attention_mask"))
+        return outputs.float().reshape(len(numbers), -1).cpu().numpy(), means.cpu().numpy()
 
-    batches = _cut_into_batches(rows, _TOKENS_ON_CPU if on_cpu else _TOKENS_ON_ACCELERATOR)
+    budget = _TOKENS_ON_CPU if on_cpu else _TOKENS_ON_ACCELERATOR
+    lengths = lengths_of(rows, "length")
+    if lengths is None:
+        lengths = np.full(len(rows), max(1, budget // _ROWS_OF_IMAGES))
+    else:
+        rows = rows.remove_columns("length")
+    base: Any = getattr(model, model.base_model_prefix)
+    hook = base.register_forward_hook(record)
+    with torch.no_grad():
+        for weight in head.last_linear(model, width).parameters():
+            weight.zero_()
+    if compute(np.arange(1))[0].any():  # e.g. DeiT's second head, of its teacher
+        return None
+    head.remove_last_linear(model, width)
+    if on_cpu and bf16:
+        classifier.to(torch.bfloat16)
+    if on_cpu and use_kernels:
+        cpu.for_inference(model, bf16=bf16)
+    batches = cut_by_length(lengths, budget)
     # a new thread of torch starts with as many threads of its own as there are cores
     use_one = partial(torch.set_num_threads, 1) if on_cpu else None
     threads = torch.get_num_threads() if on_cpu else 1
-    base: Any = getattr(model, model.base_model_prefix)
-    hook = base.register_forward_hook(record)
-    try:
-        with ThreadPoolExecutor(threads, initializer=use_one) as executor:
-            parts = list(executor.map(compute, batches))
-    finally:
-        hook.remove()
+    with ThreadPoolExecutor(threads, initializer=use_one) as executor:
+        parts = list(executor.map(compute, batches))
+    hook.remove()
     order = np.argsort(np.concatenate(batches))
     head_inputs, means = (np.concatenate(arrays)[order] for arrays in zip(*parts, strict=True))
     return States(head_inputs, means)
-
-
-def _cut_into_batches(rows: Dataset, tokens: int) -> list[np.ndarray]:
-    """Return the numbers of the rows of each batch, the longest rows first."""
-    if "length" in rows.column_names:
-        lengths = np.asarray(rows["length"][:])
-    else:
-        lengths = np.full(len(rows), max(1, tokens // _ROWS_OF_IMAGES))
-    order = np.argsort(-lengths, kind="stable")
-    return np.split(order, np.cumsum(cut(lengths[order], tokens), dtype=int)[:-1])
 
 
 def _mean(states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
     """Return the mean over tokens, patches or pixels, scaled to length 1."""
     if states.dim() == 4:  # of a convolutional network: (rows, channels, height, width)
         states = states.flatten(2).transpose(1, 2)
-    if attention_mask is None:
-        mean = states.mean(dim=1)
-    else:
-        mask = attention_mask[..., None].to(states.dtype)
-        mean = (states * mask).sum(dim=1)
-    return torch.nn.functional.normalize(mean, dim=-1)
+    if attention_mask is not None and attention_mask.shape == states.shape[:2]:
+        states = states * attention_mask[..., None]
+    return torch.nn.functional.normalize(states.sum(dim=1), dim=-1)

@@ -249,14 +249,25 @@ def on_main_process(compute: Callable[[], Result]) -> Result:
     """Call ``compute`` on rank 0 and return its result on every rank; it may take a day.
 
     Without a process group every process calls ``compute``.
+
+    Raises:
+        UserError: On every rank, if rank 0 raised it; the same holds for a ``RunError``.
     """
     import torch.distributed as dist
 
     if ranks().world_size == 1 or not dist.is_initialized():
         return compute()
     waiting = dist.new_group(backend="gloo", timeout=timedelta(days=1))
-    result = compute() if is_main_process() else None
-    return cast(Result, gather(result, waiting)[0])
+    result: Any = None
+    if is_main_process():
+        try:
+            result = compute()
+        except (UserError, RunError) as error:
+            result = error
+    result = gather(result, waiting)[0]
+    if isinstance(result, (UserError, RunError)):
+        raise result
+    return cast(Result, result)
 
 
 def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:

@@ -4,7 +4,6 @@ depend on the number of threads.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
@@ -17,9 +16,9 @@ _STRENGTHS = (1e-2, 1e-1, 1.0)
 _FOLDS, _MOST_ROWS_TO_CHOOSE = 3, 2_000
 #: The logit of a class that ridge regression is fitted to; that of the others is 0.
 _HIGHEST = 10.0
-#: The loss of a softened model, as a share of that of constant outputs. A head that fits its rows
-#: leaves no gradient to the layers below it, and Adam makes large steps of small gradients.
-LOWEST_LOSS = 0.75
+#: The lowest loss of a model that is scaled down, as a share of that of constant outputs. A head
+#: that fits its rows leaves small gradients to the layers below: Adam makes large steps of them.
+LOSS_SHARE = 0.75
 #: Strengths of ridge regression; leave-one-out errors of the rows choose one.
 _ALPHAS = np.logspace(-2, 5, 15)
 
@@ -40,7 +39,7 @@ class Linear:
         """Return the outputs of rows, shape ``(rows, outputs)``, float64."""
         return np.asarray(features.astype(np.float64) @ self.weight.T + self.bias)
 
-    def softened(
+    def scaled_down(
         self, features: np.ndarray, loss: Callable[[np.ndarray], float], *, has_bias: bool = True
     ) -> "Linear":
         """Return a model whose outputs differ less from their mean, if its loss is low.
@@ -51,12 +50,14 @@ class Linear:
             has_bias: Whether the outputs may have a bias; without it they are moved towards 0.
         """
         outputs = self(features)
-        mean = outputs.mean(axis=0) * has_bias
+        mean = np.zeros(outputs.shape[1])
+        if has_bias:
+            mean = outputs.mean(axis=0)
+        lowest = LOSS_SHARE * loss(np.broadcast_to(mean, outputs.shape))
 
         def excess(scale: float) -> float:
             return loss(mean + scale * (outputs - mean)) - lowest
 
-        lowest = LOWEST_LOSS * loss(np.broadcast_to(mean, outputs.shape))
         if excess(1.0) >= 0:
             return self
         scale = brentq(excess, 0.0, 1.0, xtol=1e-4)
@@ -116,20 +117,17 @@ def fit_labels(
         positive_weights: The weight of the positive rows of each label, shape ``(labels,)``.
         has_bias: Whether the outputs have a bias, and the features may be centred.
     """
-    scaler = _Scaler.of(features, has_bias)
-    scaled = scaler(features)
-    weight = np.zeros((is_positive.shape[1], features.shape[1]))
-    bias = np.zeros(is_positive.shape[1])
+    if is_positive.shape[1] > MOST_OF_REGRESSION:
+        return fit_numbers(features, _HIGHEST * (is_positive - 0.5), has_bias=has_bias)
+    models = []
     for number, column in enumerate(is_positive.T.astype(np.int64)):
-        if column.min() == column.max():  # no row has the label, or all have it
-            bias[number] = 2 * column.max() - 1 if has_bias else 0
-            continue
         row_weights = None
         if positive_weights is not None:
             row_weights = np.where(column, positive_weights[number], 1.0)
-        coefficients, intercepts = _fit_logistic(scaled, column, row_weights, has_bias=has_bias)
-        weight[number], bias[number] = coefficients[0], intercepts[0]
-    return scaler.undo(weight, bias)
+        models.append(fit_classes(features, column, 2, row_weights, has_bias=has_bias))
+    weights = [model.weight[1] - model.weight[0] for model in models]
+    biases = [model.bias[1] - model.bias[0] for model in models]
+    return Linear(np.array(weights), np.array(biases))
 
 
 def fit_numbers(features: np.ndarray, targets: np.ndarray, *, has_bias: bool = True) -> Linear:
@@ -188,31 +186,34 @@ def _fit_logistic(
         has_bias: Whether to fit intercepts.
     """
     from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import cross_val_score
     from threadpoolctl import threadpool_limits
 
     if row_weights is None:
         row_weights = np.ones(len(labels))
 
-    def fit(rows: np.ndarray, strength: float, tolerance: float) -> Any:
-        model = LogisticRegression(C=strength, fit_intercept=has_bias, tol=tolerance, max_iter=2000)
-        return model.fit(features[rows], labels[rows], row_weights[rows])
+    def regression(strength: float, tolerance: float) -> LogisticRegression:
+        return LogisticRegression(C=strength, fit_intercept=has_bias, tol=tolerance, max_iter=2000)
 
-    def loss(strength: float) -> float:
-        total = 0.0
-        for fold in range(_FOLDS):
-            tested = order[fold::_FOLDS]
-            model = fit(np.setdiff1d(order, tested), strength, 1e-3)
-            tested = tested[np.isin(labels[tested], model.classes_)]
-            columns = np.searchsorted(model.classes_, labels[tested])
-            logs = model.predict_log_proba(features[tested])
-            total -= float(logs[np.arange(len(tested)), columns].sum())
-        return total
+    def score(strength: float) -> float:
+        """Return minus the mean log loss of rows that are left out."""
+        model, weights = regression(strength, 1e-3), {"sample_weight": row_weights[chosen]}
+        scores = cross_val_score(
+            model,
+            features[chosen],
+            labels[chosen],
+            cv=_FOLDS,
+            scoring="neg_log_loss",
+            params=weights,
+        )
+        return float(scores.mean())
 
-    order = np.random.default_rng(0).permutation(len(labels))[:_MOST_ROWS_TO_CHOOSE]
-    order = order[np.argsort(labels[order], kind="stable")]  # so that folds are stratified
+    chosen = np.random.default_rng(0).permutation(len(labels))[:_MOST_ROWS_TO_CHOOSE]
+    counts = np.bincount(labels[chosen])
+    chosen = chosen[counts[labels[chosen]] >= _FOLDS]
+    strength = _STRENGTHS[-1]
     with threadpool_limits(1):
-        strength = _STRENGTHS[-1]
-        if np.bincount(labels[order]).max() >= _FOLDS:
-            strength = min(_STRENGTHS, key=loss)
-        model = fit(np.arange(len(labels)), strength, 1e-6)
+        if len(np.unique(labels[chosen])) > 1:
+            strength = max(_STRENGTHS, key=score)
+        model = regression(strength, 1e-6).fit(features, labels, row_weights)
     return model.coef_, model.intercept_

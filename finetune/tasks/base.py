@@ -16,7 +16,7 @@ import numpy as np
 from finetune.data import labels as class_labels
 from finetune.data.prediction_columns import LABEL, MOST_COLUMNS, probability_of
 from finetune.errors import UserError, suggestion
-from finetune.statistics import linear, metrics
+from finetune.statistics import baselines, linear, metrics
 from finetune.statistics.baselines import Source
 from finetune.statistics.linear import Linear
 from finetune.statistics.metrics import Metrics, Scoring, module_of
@@ -57,7 +57,6 @@ class Task(ABC, Generic[S]):
     #: Whether each row has exactly one class. Only then do label smoothing and a temperature apply.
     has_one_class: ClassVar[bool] = False
     has_probabilities: ClassVar[bool] = False  # for each label; then bf16 is precise enough
-    linear_model: ClassVar[str] = "logistic regression"  # that :meth:`fit_linear` fits
     function: ClassVar[decoding.Function] = None  # turns outputs into probabilities
 
     #: The names of the classes by class id, or of the targets of a regression with several targets;
@@ -128,12 +127,18 @@ class Task(ABC, Generic[S]):
         """Initialize a new last layer of ``model`` for the labels in place; return the model."""
         return model
 
+    @property
+    def linear_model(self) -> str:
+        """The name of the model that :meth:`fit_linear` fits."""
+        is_many = self.width > baselines.MOST_OF_REGRESSION
+        return "ridge regression" if is_many else "logistic regression"
+
     def fit_linear(
         self,
         features: np.ndarray,
         targets: np.ndarray,
         class_weights: np.ndarray | None,
-        is_balanced: bool,
+        *,
         has_bias: bool,
     ) -> Linear:
         """Return a linear model of features whose outputs are those of the task.
@@ -142,13 +147,10 @@ class Task(ABC, Generic[S]):
             features: Shape ``(rows, features)``.
             targets: See :meth:`targets`.
             class_weights: The result of :meth:`class_weights`, if any.
-            is_balanced: Whether rows are drawn so that all classes are equally frequent.
             has_bias: Whether the outputs may have a bias.
         """
         row_weights = None
-        if is_balanced:
-            row_weights = (len(targets) / self.width / np.bincount(targets))[targets]
-        elif class_weights is not None:
+        if class_weights is not None:
             row_weights = class_weights[targets]
         return linear.fit_classes(features, targets, self.width, row_weights, has_bias=has_bias)
 

@@ -162,7 +162,7 @@ class MultiLabel(Task[ScoredLabels]):
         features: np.ndarray,
         targets: np.ndarray,
         class_weights: np.ndarray | None,
-        is_balanced: bool,
+        *,
         has_bias: bool,
     ) -> Linear:
         return linear.fit_labels(features, targets > 0, class_weights, has_bias=has_bias)

@@ -118,7 +118,7 @@ class Regression(Task[ScoredNumbers]):
         features: np.ndarray,
         targets: np.ndarray,
         class_weights: np.ndarray | None,
-        is_balanced: bool,
+        *,
         has_bias: bool,
     ) -> Linear:
         numbers = targets.reshape(len(targets), -1).astype(np.float64)

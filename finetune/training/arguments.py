@@ -48,10 +48,10 @@ class FinetuneArguments(TrainingArguments):
     """
 
     learning_rate: float | None = _option(  # type: ignore[assignment]
-        None, "highest learning rate (unset: by rows and trained parameters)"
+        None, "highest learning rate (unset: by the size of the model)"
     )
     num_train_epochs: float | None = _option(  # type: ignore[assignment]
-        None, "passes over the training rows (unset: by rows)"
+        None, "passes over the training rows (unset: by rows and outputs)"
     )
     warmup_steps: float | None = _option(  # type: ignore[assignment]
         None, "steps, or share of them, in which the learning rate rises (unset: 0.1)"

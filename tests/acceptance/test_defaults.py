@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression, RidgeCV
@@ -15,7 +16,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import finetune
 from recipes.text import Text
-from recipes.yelp import Yelp
 from tests.acceptance.conftest import Finished, Trained, flags
 
 #: A training that leaves the weights as they start, with enough epochs that all rows are encoded.
@@ -79,15 +79,12 @@ def test_the_head_starts_from_logistic_regression(still_run: finetune.Run) -> No
     (note,) = (note for note in still_run.manifest.data.notes if note.startswith("head: "))
     _, _, validated = states(still_run, "validation")
     share = accuracy_score(labels(still_run, "validation"), validated.argmax(axis=1))
-    assert f"of {len(pooled)} rows has accuracy {share:.4f} on" in note
+    assert f"of {len(pooled)} rows, accuracy {share:.4f} on" in note
 
 
 @pytest.mark.contract("G5")
-def test_a_random_head_is_not_fitted(
-    trained: Trained, still_run: finetune.Run, reviews: Path, pretrained_bert: Path, bert: Path
-) -> None:
+def test_a_random_head_is_not_fitted(reviews: Path, pretrained_bert: Path, bert: Path) -> None:
     """With `--head random`, and where the base has random weights, no head is fitted."""
-    assert still_run.metrics.test["accuracy"] > 0.8
     for name, options in {
         "random": dict(model=str(pretrained_bert), head="random"),
         "not_pretrained": dict(model=str(bert)),
@@ -123,10 +120,10 @@ def test_the_frozen_encoder_is_a_baseline(still_run: finetune.Run) -> None:
 
 
 @pytest.mark.contract("G5", "E3")
-def test_regression_and_label_sets_start_from_a_probe(
+def test_numbers_start_from_ridge_regression(
     trained: Trained, shared_directory: Path, pretrained_bert: Path
 ) -> None:
-    """Numbers start from ridge regression in the units of the data."""
+    """The outputs are in the units of the data, and so are those of the frozen encoder."""
     from tests.acceptance.conftest import once
     from tests.acceptance.data import write_scores
 
@@ -171,7 +168,9 @@ def test_unset_rates_follow_rows_and_model(reviews: Path, bert: Path) -> None:
     assert schedule(text(), num_train_epochs=2, warmup_steps=0) == (1e-4, 2, 0)
     assert schedule(text(adapter="lora"))[0] == pytest.approx(1e-3)
     assert schedule(text(freeze="base"))[0] == pytest.approx(1e-3)
-    assert 3 <= schedule(text(), global_batch_size=4)[1] < 20
+    assert schedule(text(), global_batch_size=16)[1] == 11  # (100 + 5 * 2) * 16 / 173
+    assert schedule(text(), per_device_train_batch_size=8)[1] == 6
+    assert schedule(text(), global_batch_size=2)[1] == 3
 
 
 @pytest.mark.contract("G5")
@@ -185,7 +184,6 @@ def test_the_rates_of_a_recipe_are_for_its_own_model(
 
     assert schedule(Mine()) == (3e-3, 2, 0)
     assert schedule(Mine(model=str(pretrained_bert))) == SMALL
-    assert (Yelp.training["learning_rate"], Yelp.training["num_train_epochs"]) == (2e-5, 4)
 
 
 @pytest.mark.contract("G5", "A7")
@@ -199,7 +197,7 @@ def test_unset_rates_are_printed_with_the_reason(
         in output
     )
     typed = cli("text", *words, "--dry_run", "--learning_rate", "0.002").succeeded().output
-    assert "num_train_epochs 20, warmup_steps 0.1: for 173 rows, 2 outputs" in typed
+    assert "num_train_epochs 20, warmup_steps 0.1: chosen for 173 rows" in typed
     assert "learning_rate 0.0001" not in typed
 
 
@@ -228,3 +226,47 @@ def test_a_resume_keeps_the_rates(
     run = finetune.train(str(recipe), **options, **changes)
     for name in ("learning_rate", "num_train_epochs", "warmup_steps"):
         assert run.manifest.arguments[name] == started[name]
+
+
+@pytest.mark.contract("G5")
+@pytest.mark.parametrize("labels", ["a" * 6 + "b", "a" * 60 + "b" * 2 + "c"])
+def test_a_rare_class_is_no_obstacle(labels: str, pretrained_bert: Path, tmp_path: Path) -> None:
+    """With one or two rows of a class the head is fitted or stays random, and the rest works."""
+    frame = pd.DataFrame({"text": [f"row {number}" for number in range(len(labels))]})
+    frame["label"] = list(labels)
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    frame.assign(text=frame["text"] + " again").to_csv(tmp_path / "validation.csv", index=False)
+    frame.assign(text=frame["text"] + " tested").to_csv(tmp_path / "test.csv", index=False)
+    recipe = Text(dataset=str(tmp_path), model=str(pretrained_bert), max_length=64)
+    options = dict(precision="fp32", disable_tqdm=True, output_dir="unused")
+    recipe.trainer(num_train_epochs=20, **options)
+    assert any(note.startswith("head: ") for note in recipe.notes)
+
+
+@pytest.mark.contract("G5")
+def test_a_head_whose_inputs_say_nothing_stays_random(
+    pretrained_bert: Path, tmp_path: Path
+) -> None:
+    frame = pd.DataFrame({"text": [f"row {number}" for number in range(120)]})
+    frame["label"] = np.random.default_rng(0).choice(["a", "b"], len(frame))
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    recipe = Text(dataset=str(tmp_path / "rows.csv"), model=str(pretrained_bert), max_length=64)
+    recipe.trainer(precision="fp32", disable_tqdm=True, output_dir="unused")
+    (note,) = (note for note in recipe.notes if note.startswith("head: "))
+    assert "random weights, because logistic regression" in note
+
+
+@pytest.mark.contract("G5")
+def test_few_rows_keep_the_last_epoch(reviews: Path, bert: Path) -> None:
+    """Unless the user chooses."""
+
+    def keeps_best(**options: Any) -> bool:
+        recipe = Text(dataset=str(reviews), model=str(bert), max_length=64)
+        options |= dict(precision="fp32", disable_tqdm=True, output_dir="unused")
+        return bool(recipe.trainer(**options).args.load_best_model_at_end)
+
+    assert not keeps_best()
+    assert keeps_best(load_best_model_at_end=True)
+    assert keeps_best(metric_for_best_model="loss")
+    assert keeps_best(early_stopping_patience=2)
+    assert keeps_best(num_train_epochs=2)
