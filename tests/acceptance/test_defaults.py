@@ -193,8 +193,7 @@ def test_unset_rates_are_printed_with_the_reason(
     words = flags(dataset=reviews, model=bert, output_dir=tmp_path / "run", max_length=64)
     output = cli("text", *words, "--dry_run").succeeded().output
     assert (
-        "learning_rate 0.0001, num_train_epochs 20, warmup_steps 0.1: for 173 rows, 2 outputs"
-        in output
+        "learning_rate 0.0001, num_train_epochs 20, warmup_steps 0.1: chosen for 173 rows" in output
     )
     typed = cli("text", *words, "--dry_run", "--learning_rate", "0.002").succeeded().output
     assert "num_train_epochs 20, warmup_steps 0.1: chosen for 173 rows" in typed
