@@ -85,7 +85,8 @@ def check_settings(settings: Settings, progress: Progress = ignore, *, deep: boo
                     recipe.token_sample.report_lengths(recipe.max_length, report)
                 by_length = values.train_sampling_strategy == "group_by_length"
                 if not (in_windows or by_length or values.max_minutes):
-                    steps = preparation.count_steps(settings, recipe.splits["train"])
+                    with_table = replace(settings)  # and the rates and epochs of the rows
+                    steps = preparation.count_steps(with_table, recipe.splits["train"])
         if deep and is_read and not report.sentences("error"):
             columns = recipe.columns_read()
             plan = recipe.split_plan()
