@@ -1267,7 +1267,8 @@ def test_every_verb_is_a_function(
     model = run.model()
     assert not model.training
     assert model.config.num_labels == 2
-    checked = finetune.check("text", dataset=str(reviews), model=str(bert), global_batch_size=16)
+    options = dict(dataset=str(reviews), model=str(bert), global_batch_size=16, num_train_epochs=3)
+    checked = finetune.check("text", **options)
     assert checked.status in (0, 3)
     rows = {name: split.rows for name, split in checked.splits.items()}
     assert rows == manifest.data.rows

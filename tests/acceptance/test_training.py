@@ -428,7 +428,8 @@ def test_the_global_batch_is_divided(
     source = dict(dataset=sources["table"], model=sources["bert"], label_column="verdict")
     trainer = Text(**source).trainer(output_dir=str(tmp_path), num_train_epochs=1, **chosen)
     assert [len(batch["labels"]) for batch in trainer.get_train_dataloader()] == sizes
-    checked = finetune.check("text", **source, output_dir=str(tmp_path / "run"), **chosen)
+    options = dict(output_dir=str(tmp_path / "run"), num_train_epochs=3, **chosen)
+    checked = finetune.check("text", **source, **options)
     assert checked.steps == 3 * len(sizes) // chosen.get("gradient_accumulation_steps", 1)
 
 
