@@ -101,12 +101,12 @@ def _fit(
     if loss > LOSS_SHARE * constant_loss:
         losses = f"its validation loss is {loss:.3g}, and {constant_loss:.3g} without inputs"
         return None, f"random weights, because {name} predicts little: {losses}"
-    if task.has_probabilities:
-        training_loss = functools.partial(_loss, task, targets=targets)
-        linear = linear.scaled_down(features, training_loss, has_bias=has_bias)
     outputs = linear(validation.head_inputs).astype(np.float32)
     scores = recipe.compute_metrics(EvalPrediction(outputs, labels))
     score, value = next(iter(scores.items()), ("loss", loss))
+    if task.has_probabilities:
+        training_loss = functools.partial(_loss, task, targets=targets)
+        linear = linear.scaled_down(features, training_loss, has_bias=has_bias)
     return linear, (
         f"{name}, {score} {value:.4f} on {len(labels):,} validation rows; --head random starts "
         "from random weights"

@@ -77,8 +77,9 @@ def test_the_head_starts_from_logistic_regression(still_run: finetune.Run) -> No
     own_loss = log_loss(true, model.predict_proba(features))
     assert loss == pytest.approx(max(own_loss, 0.75 * np.log(2)), abs=0.02)
     (note,) = (note for note in still_run.manifest.data.notes if note.startswith("head: "))
-    _, _, validated = states(still_run, "validation")
-    share = accuracy_score(labels(still_run, "validation"), validated.argmax(axis=1))
+    validated, _, _ = states(still_run, "validation")
+    predicted = model.predict(scaled(pooled, validated))
+    share = accuracy_score(labels(still_run, "validation"), predicted)
     assert f"of {len(pooled)} rows, accuracy {share:.4f} on" in note
 
 
