@@ -75,6 +75,8 @@ LAUNCHED: dict[str, Any] = dict(
 #: Options for training on consecutive rows, as in the hand-written loop.
 IN_ORDER = dict(train_sampling_strategy="sequential")
 RARE = dict(label_column="rare", **IN_ORDER)
+#: Options for a head that is fitted to all rows: a tenth of those of ten epochs.
+PROBED = dict(model="pretrained_bert", num_train_epochs=10, learning_rate=1e-4, max_length=64)
 CASES: dict[str, dict[str, Any]] = {
     "single label": dict(label_column="verdict", **IN_ORDER),
     "weights": dict(class_weights="balanced", **RARE),
@@ -101,10 +103,7 @@ CASES: dict[str, dict[str, Any]] = {
     "rows that divide": dict(label_column="verdict", train_samples=96),
     "images": dict(recipe="image", max_length=None, dataset="photos", model="vit"),
     "adapter": dict(label_column="verdict", adapter="lora", lora_dora=True),
-    "probe": dict(label_column="verdict", model="pretrained_bert", learning_rate=0.01),
-    "probe, regression": dict(
-        label_columns="share,words", task="regression", model="pretrained_bert", learning_rate=1e-3
-    ),
+    "probe": dict(label_column="is_long", task="single_label", **PROBED),
 }  # fmt: skip
 #: Cases for several processes: three processes train one of each task, and other kinds of steps.
 IN_TWO = [name for name in CASES if name not in ("weights, smoothed", "focal")]
@@ -289,6 +288,9 @@ def test_processes_change_nothing(launched: Launched, processes: int, name: str)
     run = launched(name, processes, LAUNCHES[processes])
     assert_close(run, launched(name, 1, 1))
     assert run.manifest.launch["world_size"] == processes
+    notes = [note for note in run.manifest.data.notes if note.startswith("head: ")]
+    assert len(notes) == ("pretrained_bert" in CASES[name].values())
+    assert "random weights, because" not in "".join(notes)
 
 
 @pytest.mark.contract("D1")
