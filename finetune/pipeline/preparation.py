@@ -87,7 +87,7 @@ def prepare(settings: Settings) -> Prepared:
         settings = with_epochs(settings, resumed.configuration["num_train_epochs"])
     recipe = settings.recipe
     values = settings.values
-    for sentence in describe_schedule(settings):
+    for sentence in _describe_schedule(settings):
         recipe.note(sentence)
     configuration = resumption.configuration(settings)
     differences = resumption.refuse_changes(resumed, configuration, values)
@@ -178,7 +178,7 @@ def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:
     return replace(settings, training={**settings.training, **stored})
 
 
-def describe_schedule(settings: Settings) -> list[str]:
+def _describe_schedule(settings: Settings) -> list[str]:
     """Return sentences about the training arguments that the table of defaults sets."""
     recipe = settings.recipe
     if not isinstance(recipe, (TextRecipe, ImageRecipe)) or recipe.model_config is None:

@@ -62,7 +62,7 @@ def resolve(
 
 def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
     """Return the names in :data:`SCHEDULE` that neither the recipe nor the user sets, and
-    ``load_best_model_at_end`` if nobody asks for the best epoch.
+    ``load_best_model_at_end`` if the rows are loaded and few, and nobody asks for the best epoch.
 
     The values of a recipe are for its own model: with another ``--model`` they are not used. A
     recipe with a learning rate has no warm-up unless it says so.
@@ -81,9 +81,14 @@ def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
     names = [name for name in SCHEDULE if values.get(name) is None]
     is_asked = _BEST in typed or "metric_for_best_model" in typed
     is_asked = is_asked or values.get("early_stopping_patience") is not None
-    if "num_train_epochs" in names and not is_asked:
+    if not is_asked and "splits" in vars(recipe) and _has_few_rows(recipe):
         names.append(_BEST)
     return names
+
+
+def _has_few_rows(recipe: Recipe) -> bool:
+    is_few = len(recipe.splits["train"]) < _FEWEST_OF_CLASS * len(recipe.labels)
+    return is_few or len(recipe.splits["validation"]) < _FEWEST_TO_CHOOSE
 
 
 def with_schedule(
@@ -100,12 +105,12 @@ def with_schedule(
     from finetune.training.arguments import argument_values
 
     names = unset_names(recipe, typed)
-    if not recipe.model or "splits" not in vars(recipe) or recipe.model_config is None:
+    is_loaded = bool(recipe.model) and "splits" in vars(recipe)
+    if not is_loaded or not set(SCHEDULE) & set(names) or recipe.model_config is None:
         return defaults
-    rows = len(recipe.splits["train"])
     values = argument_values(defaults, typed)
     resolved = resolve(
-        rows,
+        len(recipe.splits["train"]),
         recipe.kind.width,
         families.count_layer_parameters(recipe.model_config),
         values.global_batch_size,
@@ -114,8 +119,7 @@ def with_schedule(
     )
     if 0 < values.max_steps < _FEWEST_TO_WARM:
         resolved["warmup_steps"] = 0
-    is_few = rows < _FEWEST_OF_CLASS * len(recipe.labels)
-    if is_few or len(recipe.splits["validation"]) < _FEWEST_TO_CHOOSE:
+    if "num_train_epochs" in names:  # those of the table, which end well without a choice
         resolved[_BEST] = False
     return defaults | {name: value for name, value in resolved.items() if name in names}
 
@@ -134,7 +138,7 @@ def describe(recipe: Recipe, values: Mapping[str, Any], names: Sequence[str]) ->
     if texts:
         reason = f"chosen for {rows:,} rows, {outputs:,} outputs and the size of the model"
         sentences.append(f"{', '.join(texts)}: {reason}")
-    if _BEST in names and not values[_BEST]:
+    if _BEST in names and "num_train_epochs" in names:
         count = len(recipe.splits["validation"])
         sentences.append(
             f"the model of the last epoch is saved: {rows:,} training and {count:,} validation "

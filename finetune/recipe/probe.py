@@ -78,10 +78,11 @@ def _fit(
         return None, ""
     encoder = _Encoder(recipe, model, arguments)
     task = recipe.kind
-    numbers = sample_rows(recipe, arguments)
+    numbers = _sample_rows(recipe, arguments)
     encoded = encoder.states("train", numbers)
     if encoded is None:
-        return None, f"random weights, because {type(model).__name__} has more than one"
+        reason = "adds something to the outputs of its last layer"
+        return None, f"random weights, because {type(model).__name__} {reason}"
     features = encoded.head_inputs
     targets = steps.read_labels(recipe.prepared["train"])[numbers]
     weights = recipe.weights
@@ -135,7 +136,7 @@ def frozen_baseline(
         if not isinstance(model, PreTrainedModel) or not states.is_pretrained(model):
             return
         encoder = _Encoder(recipe, model, arguments)
-        numbers = sample_rows(recipe, arguments)
+        numbers = _sample_rows(recipe, arguments)
         if len(numbers) < len(recipe.prepared["train"]):
             name += f" ({len(numbers):,} rows)"
         encoded = encoder.states("train", numbers)
@@ -153,7 +154,7 @@ def frozen_baseline(
     yield name, outputs
 
 
-def sample_rows(recipe: Recipe, arguments: FinetuneArguments | None) -> np.ndarray:
+def _sample_rows(recipe: Recipe, arguments: FinetuneArguments | None) -> np.ndarray:
     """Return the training rows that are encoded, sorted, shape ``(rows,)``."""
     rows = len(recipe.prepared["train"])
     planned = 3 * rows
@@ -256,8 +257,9 @@ class _Encoder:
             if processor is not None:
                 total.update(processor.to_json_string().encode())
             total.update(b"".join(digests.hash_rows(rows, self._recipe.input_column)))
-        for name in {"input_ids", "token_type_ids"} & {*rows.column_names}:
-            tokens = arrow.column(rows, name).combine_chunks()
-            total.update(tokens.flatten().to_numpy().tobytes())
-            total.update(tokens.value_lengths().to_numpy().tobytes())
+        for name in ("input_ids", "token_type_ids"):
+            if name in rows.column_names:
+                tokens = arrow.column(rows, name).combine_chunks()
+                total.update(tokens.flatten().to_numpy().tobytes())
+                total.update(tokens.value_lengths().to_numpy().tobytes())
         return total.hexdigest() + ".npz"

@@ -270,3 +270,30 @@ def test_few_rows_keep_the_last_epoch(reviews: Path, bert: Path) -> None:
     assert keeps_best(metric_for_best_model="loss")
     assert keeps_best(early_stopping_patience=2)
     assert keeps_best(num_train_epochs=2)
+
+
+@pytest.mark.contract("G5", "D6")
+def test_a_finished_run_of_few_rows_takes_more_epochs(
+    reviews: Path, bert: Path, tmp_path: Path
+) -> None:
+    """It still saves the model of the last epoch."""
+    options: dict[str, Any] = dict(dataset=str(reviews), model=str(bert), max_length=64)
+    options |= dict(output_dir=str(tmp_path / "run"), global_batch_size=64, precision="fp32")
+    options |= dict(baseline=False, disable_tqdm=True)
+    assert finetune.train("text", **options).manifest.steps == 20 * 2
+    run = finetune.train("text", **options, resume=True, num_train_epochs=21)
+    assert (run.manifest.steps, run.manifest.best_step) == (21 * 2, None)
+
+
+@pytest.mark.contract("G5")
+@pytest.mark.parametrize("typed", [dict(save_strategy="no"), dict(eval_strategy="no")])
+def test_many_rows_are_not_called_few(
+    typed: dict[str, Any], bert: Path, tmp_path: Path, cli: Callable[..., Finished]
+) -> None:
+    """Without checkpoints the last model is saved, for another reason than the rows."""
+    rows = pd.DataFrame({"text": [f"row {number}" for number in range(1500)]})
+    rows.assign(label=["a", "b"] * 750).to_csv(tmp_path / "rows.csv", index=False)
+    words = flags(dataset=tmp_path / "rows.csv", model=bert, max_length=64, **typed)
+    output = cli("text", *words, "--dry_run").succeeded().output
+    assert "num_train_epochs 4" in output
+    assert "too few to choose" not in output
