@@ -94,10 +94,10 @@ def _fit(
     validation = encoder.states("validation", validation_rows)
     assert validation is not None  # as the training rows have them
     labels = steps.read_labels(recipe.prepared["validation"])[validation_rows]
-    mean = np.broadcast_to(features.mean(axis=0), validation.head_inputs.shape)
-    loss, constant_loss = (
-        _loss(task, linear(inputs), labels) for inputs in (validation.head_inputs, mean)
-    )
+    nothing = np.zeros((len(targets), 1), np.float32)
+    constant = task.fit_linear(nothing, targets, weights, has_bias=has_bias).bias
+    loss = _loss(task, linear(validation.head_inputs), labels)
+    constant_loss = _loss(task, np.broadcast_to(constant, (len(labels), len(constant))), labels)
     name = f"{task.linear_model} of {len(numbers):,} rows"
     if loss > LOSS_SHARE * constant_loss:
         losses = f"its validation loss is {loss:.3g}, and {constant_loss:.3g} without inputs"
@@ -107,7 +107,7 @@ def _fit(
     score, value = next(iter(scores.items()), ("loss", loss))
     if task.has_probabilities:
         training_loss = functools.partial(_loss, task, targets=targets)
-        linear = linear.scaled_down(features, training_loss, has_bias=has_bias)
+        linear = linear.scaled_down(features, constant, training_loss)
     return linear, (
         f"{name}, {score} {value:.4f} on {len(labels):,} validation rows; --head random starts "
         "from random weights"

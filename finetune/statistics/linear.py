@@ -40,28 +40,25 @@ class Linear:
         return np.asarray(features.astype(np.float64) @ self.weight.T + self.bias)
 
     def scaled_down(
-        self, features: np.ndarray, loss: Callable[[np.ndarray], float], *, has_bias: bool = True
+        self, features: np.ndarray, constant: np.ndarray, loss: Callable[[np.ndarray], float]
     ) -> "Linear":
-        """Return a model whose outputs differ less from their mean, if its loss is low.
+        """Return a model whose outputs differ less from ``constant``, if its loss is low.
 
         Args:
             features: Those of the rows that it was fitted to, shape ``(rows, features)``.
+            constant: The best outputs without features, shape ``(outputs,)``; 0 without a bias.
             loss: Returns the mean loss of outputs of these rows.
-            has_bias: Whether the outputs may have a bias; without it they are moved towards 0.
         """
         outputs = self(features)
-        mean = np.zeros(outputs.shape[1])
-        if has_bias:
-            mean = outputs.mean(axis=0)
-        lowest = LOSS_SHARE * loss(np.broadcast_to(mean, outputs.shape))
+        lowest = LOSS_SHARE * loss(np.broadcast_to(constant, outputs.shape))
 
         def excess(scale: float) -> float:
-            return loss(mean + scale * (outputs - mean)) - lowest
+            return loss(constant + scale * (outputs - constant)) - lowest
 
         if excess(1.0) >= 0:
             return self
         scale = brentq(excess, 0.0, 1.0, xtol=1e-4)
-        return Linear(scale * self.weight, scale * self.bias + (1 - scale) * mean)
+        return Linear(scale * self.weight, scale * self.bias + (1 - scale) * constant)
 
 
 def fit_classes(

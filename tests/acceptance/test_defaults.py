@@ -63,7 +63,9 @@ def regressions(features: np.ndarray, targets: np.ndarray) -> list[LogisticRegre
 
 @pytest.mark.contract("G5")
 def test_the_head_starts_from_logistic_regression(still_run: finetune.Run) -> None:
-    """Its direction is scikit-learn's; its size leaves the training rows a loss to learn from."""
+    """Its direction is scikit-learn's; its size leaves the training rows a loss to learn from.
+    Outputs shrink towards the logarithm of the odds of the classes: decisions hardly change.
+    """
     pooled, _, logits = states(still_run, "train")
     features, true = scaled(pooled, pooled), labels(still_run, "train")
     difference = logits[:, 1] - logits[:, 0]
@@ -73,6 +75,10 @@ def test_the_head_starts_from_logistic_regression(still_run: finetune.Run) -> No
 
     model = max(regressions(features, true), key=correlation)
     assert correlation(model) > 0.9999
+    odds = np.log(true.mean() / (1 - true.mean()))
+    decisions = model.decision_function(features)
+    scale = difference.std() / decisions.std()
+    assert difference == pytest.approx(odds + scale * (decisions - odds), abs=0.02)
     loss = log_loss(true, torch.tensor(logits).softmax(dim=-1).numpy())
     own_loss = log_loss(true, model.predict_proba(features))
     assert loss == pytest.approx(max(own_loss, 0.75 * np.log(2)), abs=0.02)
@@ -81,6 +87,30 @@ def test_the_head_starts_from_logistic_regression(still_run: finetune.Run) -> No
     predicted = model.predict(scaled(pooled, validated))
     share = accuracy_score(labels(still_run, "validation"), predicted)
     assert f"of {len(pooled)} rows, accuracy {share:.4f} on" in note
+
+
+@pytest.mark.contract("G5")
+def test_the_head_of_many_classes_starts_with_the_score_of_its_note(
+    pretrained_bert: Path, tmp_path: Path
+) -> None:
+    """Some classes are far from the other rows, so the means of the outputs differ by class."""
+    draw = np.random.default_rng(0)
+    words = ["good", "bad", "film", "actor", "story", "plot", "fine", "dull"]
+    counts = draw.integers(1, 4, size=(480, len(words)))
+    classes = np.arange(len(counts)) % len(words)
+    counts[np.arange(len(counts)), classes] += 6
+    texts = []
+    for row in counts:
+        text = np.repeat(words, row)
+        texts.append(" ".join(draw.permutation(text)))
+    path = tmp_path / "rows.csv"
+    pd.DataFrame({"text": texts, "label": [words[c] for c in classes]}).to_csv(path, index=False)
+    recipe = Text(dataset=str(path), model=str(pretrained_bert), max_length=64)
+    trainer = recipe.trainer(precision="fp32", disable_tqdm=True, output_dir="unused")
+    (note,) = (note for note in recipe.notes if note.startswith("head: "))
+    accuracy = trainer.evaluate()["eval_accuracy"]
+    assert f"accuracy {accuracy:.4f} on" in note
+    assert accuracy > 0.5
 
 
 @pytest.mark.contract("G5")
