@@ -208,12 +208,19 @@ def load_classifier(
     for name, parameter in classifier.named_parameters():
         if name.startswith(unused):
             parameter.requires_grad_(False)
-    # BERT's checkpoints call the weights of LayerNorm gamma and beta, and transformers 5 saves them
-    # under these names again. Trainer does not rename when it loads its own checkpoints, so the
-    # best model and a resumed run would lack every LayerNorm. The list must be empty, not None:
-    # None stands for the names in the family's checkpoints on the Hub.
-    classifier._weight_conversions = []  # type: ignore[assignment]
     return classifier
+
+
+def save_own_names(model: torch.nn.Module) -> None:
+    """Let ``model``, if it is one of ``transformers``, save its weights under the names they have.
+
+    BERT's checkpoints call the weights of LayerNorm gamma and beta, and transformers 5 saves them
+    under these names again. ``Trainer`` does not rename when it loads its own checkpoints, so the
+    best model and a resumed run would lack every LayerNorm.
+    """
+    if isinstance(model, PreTrainedModel):
+        # None would stand for the names in the family's checkpoints on the Hub
+        model._weight_conversions = []  # type: ignore[assignment]
 
 
 def load_weights(model: torch.nn.Module, path: Path) -> torch.nn.Module:

@@ -218,7 +218,7 @@ class Recipe(RecipeOptions):
         With class weights, the stock ``Trainer`` divides the loss by the rows of a step; the one of
         :meth:`trainer` divides by the sum of their weights, which is 1 per row on average.
         """
-        from finetune.models import loaded_weights
+        from finetune.models import loaded_weights, pretrained
 
         if model is None:
             from finetune.recipe import probe
@@ -229,6 +229,7 @@ class Recipe(RecipeOptions):
                 self.note(sentence)
             model = self.kind.initialized(model, self.note)
             probe.start_head(self, model, arguments)
+        pretrained.save_own_names(model)
         return {
             "model": model,
             "train_dataset": self.prepared["train"],

@@ -30,7 +30,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from sklearn.metrics import f1_score, log_loss, mean_squared_error
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 import finetune
 from finetune import Run, TextRecipe
@@ -1653,6 +1657,21 @@ def test_the_test_set_is_used_once_at_the_end_and_does_not_choose_the_model(
     assert best < 60
     last = load_file(one.path / "checkpoint-60" / "model.safetensors")
     assert not equal(saved, last)
+
+
+@pytest.mark.contract("D10")
+def test_a_model_that_is_built_from_a_configuration_loads_its_best_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """Its family's checkpoints on the Hub have other names of weights than the model."""
+    options: dict[str, Any] = dict(num_train_epochs=2, precision="fp32", disable_tqdm=True)
+    options |= dict(train_samples=96, eval_samples=40, output_dir=str(tmp_path / "run"))
+    run = finetune.train("image", embedded=True, load_best_model_at_end=True, **options)
+    loaded = AutoModelForImageClassification.from_pretrained(run.path)
+    state = json.loads((run.path / "checkpoint-6" / "trainer_state.json").read_text())
+    best = state["best_global_step"]
+    saved = load_file(run.path / f"checkpoint-{best}" / "model.safetensors")
+    assert equal(saved, loaded.state_dict())
 
 
 # ---- D11: kernels and precision ------------------------------------------------------------------
