@@ -1,5 +1,6 @@
 """When a training saves and stops, how fast it is, and errors about memory and disk explained."""
 
+import logging
 import math
 import time
 import traceback
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 from transformers import ProgressCallback, TrainerCallback, TrainerState
+from transformers.utils import logging as library_logging
 
 from finetune.errors import RunError, UserError, counted
 from finetune.runtime import activity, distributed, stopping
@@ -45,8 +47,9 @@ class TrainingCallback(TrainerCallback):
     stop_reason: str | None = None
     _batches = 0
 
-    def __init__(self, begin: Callable[[], object]) -> None:
+    def __init__(self, begin: Callable[[], object], complete: Callable[[], object]) -> None:
         self._begin = begin  # called in `on_train_begin`, after the other callbacks
+        self._complete = complete  # called when the library has written a checkpoint
 
     def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         """Reset the counts, and call ``begin``."""
@@ -54,6 +57,18 @@ class TrainingCallback(TrainerCallback):
         self._logged_counts = np.zeros(3)
         self._clock = time.perf_counter()
         self._begin()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the library silent about an epoch without batches, if no step is left."""
+        self._verbosity = library_logging.get_verbosity()
+        if control.should_training_stop:
+            library_logging.set_verbosity(logging.ERROR)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Do nothing after an epoch without batches, which :meth:`on_train_begin` has completed."""
+        if not self._counts.any():
+            control.should_log = control.should_evaluate = control.should_save = False
+        library_logging.set_verbosity(self._verbosity)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Count the step; if a process got a signal, save it, after which :meth:`on_save` stops."""
@@ -100,13 +115,13 @@ class TrainingCallback(TrainerCallback):
         self._batches = self._batches % total + 1
         if state.is_world_process_zero:
             activity.advance("evaluating", self._batches, total, "batches")
-        self.on_save()
+        _stop_if_requested()
 
     def on_save(self, *_: Any, **kwargs: Any) -> None:
-        """Raise ``Stopped`` on every process if one of them got a signal."""
+        """Complete the checkpoint, and stop if a process got a signal."""
+        self._complete()
         self._clock = time.perf_counter()
-        if _stop_is_requested():
-            raise Stopped(stopping.requested() or "a signal to another process")
+        _stop_if_requested()
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Add samples/s of all processes to each logged loss, and pass the entry to ``take``."""
@@ -132,6 +147,12 @@ def _stop_is_requested() -> bool:
     return bool(flag)
 
 
+def _stop_if_requested() -> None:
+    """Raise ``Stopped`` on every process if one of them got a signal."""
+    if _stop_is_requested():
+        raise Stopped(stopping.requested() or "a signal to another process")
+
+
 def make_profiler(steps: int, directory: Path) -> profile:
     """Return a profiler that writes a trace of some steps for ``chrome://tracing`` or Perfetto.
     It skips the first two, in which memory is allocated and kernels are chosen.
@@ -150,13 +171,14 @@ class Bar(ProgressCallback):
 
 
 @contextmanager
-def explained(arguments: FinetuneArguments, work: str) -> Iterator[None]:
+def explained(arguments: FinetuneArguments, work: str | Callable[[], str]) -> Iterator[None]:
     """Raise a ``RunError`` that says what helps if the disk is full or an allocation fails during
     ``work``, e.g. ``writing checkpoint-9``. On a CPU Linux may kill the process instead.
     """
     try:
         yield
     except (OSError, RuntimeError, MemoryError, SafetensorError) as error:
+        work = work if isinstance(work, str) else work()
         texts = "".join(traceback.format_exception(error, limit=0))  # also of what it came from
         if any(text in texts for text in _DISK):
             raise RunError(

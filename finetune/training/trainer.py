@@ -1,16 +1,18 @@
 """The library's ``Trainer``, with an exact loss, steps of global batches and complete checkpoints.
 
-The docstring of each overridden method gives the reason; private ones are as in transformers 5.23.
+The docstring of each overridden method gives the reason. All of them are public; two private ones
+are called, ``_save_checkpoint`` and ``_load_rng_state``, as they are in transformers 5.16 to 5.24.
 """
 
 import contextlib
 import functools
+import inspect
+import itertools
 import logging
 import math
 import os
 import random
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +22,12 @@ import datasets
 import numpy as np
 import torch
 import transformers
-from accelerate.data_loader import DataLoaderShard
+from accelerate.data_loader import prepare_data_loader
+from safetensors import safe_open
 from safetensors.torch import save_model
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader
 from transformers import DefaultFlowCallback, EvalPrediction, PreTrainedModel, set_seed
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, rotate_checkpoints
 from transformers.utils import SAFE_WEIGHTS_NAME
@@ -65,6 +68,11 @@ class Trainer(transformers.Trainer):
     reschedules = False
     loss_is_scaled_for_ga = True  # compute_loss divides by the rows of the global step
     _resumed: Path | None = None
+    _settings: list[dict[str, Any]] = []  # of the optimizer, from the arguments
+    _loss: torch.Tensor  # of the steps since the last log
+    _total_loss = 0.0  # of the logged steps since the start or the resume
+    _first_step = 0  # after which this start or resume trains
+    _last_logged_step = 0
     _grad_norm: Any = None  # until it is known to be finite
     _overflows = 0  # in a row; the loss scaler of fp16 may skip 20 steps
     _dtypes: set[torch.dtype] = set()  # of the weights in training
@@ -73,17 +81,39 @@ class Trainer(transformers.Trainer):
         arguments: FinetuneArguments = kwargs["args"]
         self.row_loss = replace(compute_loss_func, label_smoothing=arguments.label_smoothing_factor)
         arguments.builds_trainer = True  # or the library would make the output directory
-        super().__init__(**kwargs)
+        # transformers 5.16 would divide the loss by the accumulation steps without such a function
+        super().__init__(compute_loss_func=compute_loss_func, **kwargs)
         del arguments.builds_trainer
         self.model_accepts_loss_kwargs = False  # or the library would count and scale as well
+        model: Any = self.model
+        is_adapter = hasattr(model, "get_base_model")  # of peft
+        forward = (model.get_base_model() if is_adapter else model).forward
+        self._columns = {*inspect.signature(forward).parameters, *self.label_names, "label"}
         if self.accelerator.ddp_handler is not None:  # or DDP keeps a second copy of all gradients
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
         if self.is_fsdp_enabled:
             os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # or shards are unpickled on a resume
             shard_embeddings_once(self.accelerator.state.fsdp_plugin, self.model)
         self._directory = Path(self.args.output_dir or "")
-        self.callback = TrainingCallback(self.begin_training)
+        self.callback = TrainingCallback(self.begin_training, self.complete_checkpoint)
         self.add_callback(self.callback)  # the last callback decides
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Stop if the norm of the gradients is not finite; an accelerator reads it a step later,
+        without waiting.
+        """
+        super().create_accelerator_and_postprocess()
+        clip = self.accelerator.clip_grad_norm_
+
+        def clip_and_check(*args: Any, **kwargs: Any) -> Any:
+            self._require_finite(self.state.global_step)
+            norm: Any = clip(*args, **kwargs)
+            self._grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+            if self.args.device.type == "cpu":
+                self._require_finite(self.state.global_step + 1)
+            return norm
+
+        self.accelerator.clip_grad_norm_ = clip_and_check
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the micro-batches of this process as the ``GlobalBatchSampler`` divides them."""
@@ -91,17 +121,56 @@ class Trainer(transformers.Trainer):
         self._sampler = self.callback.sampler = GlobalBatchSampler(self.args, rows)
         labels = steps.read_labels(rows) if self.row_loss.class_weights else np.arange(len(rows))
         self._row_weights = self.row_loss.row_weights(labels)
-        names = ["num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order"]
-        names.append("multiprocessing_context")
-        loader: DataLoader[Any] = DataLoaderShard(  # so that accelerate does not divide it again
-            self._remove_unused_columns(rows, description="training"),
+        loader: DataLoader[Any] = prepare_data_loader(  # for one process: it is divided already
+            self._loader(rows, batch_sampler=self._sampler),
             device=self.accelerator.device,
-            _non_blocking=self.accelerator.non_blocking,
-            batch_sampler=self._sampler,
-            collate_fn=self.data_collator,
-            **{name: getattr(self.args, f"dataloader_{name}") for name in names},
+            num_processes=1,
+            process_index=0,
+            put_on_device=True,
+            non_blocking=self.accelerator.non_blocking,
         )
         return loader
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Return the rows from the longest to the shortest, to pad little; the loop restores the
+        order. The library may shuffle them.
+        """
+        rows: datasets.Dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        lengths = batches.lengths_of(rows, self.args.length_column_name)
+        order = np.arange(len(rows)) if lengths is None else np.argsort(-lengths, kind="stable")
+        documents = encoding.documents_of(rows) if self.row_loss.pooling else None
+        if lengths is not None:
+            rows = rows.select(order)
+        size = self.args.eval_batch_size
+        loader: DataLoader[Any] = self.accelerator.prepare(self._loader(rows, batch_size=size))
+        loader.rows = order if documents is None else documents[order]
+        return loader
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
+        """Return the rows as in an evaluation."""
+        return self.get_eval_dataloader(test_dataset)
+
+    def _loader(self, rows: datasets.Dataset, **options: Any) -> DataLoader[Any]:
+        """Return batches of the columns that the model reads."""
+        if self.args.remove_unused_columns:
+            unused = [name for name in rows.column_names if name not in self._columns]
+            rows = rows.remove_columns(unused)
+        names = ["num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order"]
+        names.append("multiprocessing_context")
+        for name in names:
+            options[name] = getattr(self.args, f"dataloader_{name}", None)
+        options = {name: value for name, value in options.items() if value is not None}
+        return DataLoader(rows, collate_fn=self.data_collator, **options)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], None]:
+        """Return the micro-batches of a step; none if no step is left, where the library would
+        train one more. ``compute_loss`` needs no count of labels.
+        """
+        if self.control.should_training_stop:
+            return [], None
+        return list(itertools.islice(epoch_iterator, num_batches)), None
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, *args: Any, **kwargs: Any
@@ -148,43 +217,50 @@ class Trainer(transformers.Trainer):
                 if moved := occupy(directory, moves_aside=is_new):
                     logging.getLogger("finetune").warning(moved)
         self._resumed = Path(path) if path else None
+        if path:
+            self._require_all_weights(Path(path))
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        self._limit = limit  # of checkpoints, which `complete_checkpoint` deletes
         if self.args.profile and self.is_world_process_zero():
             self.callback.profiler = make_profiler(self.args.profile, directory / "profile")
         try:
-            with self.callback.profiler or contextlib.nullcontext():
+            with self.callback.profiler or contextlib.nullcontext(), self._explained_saves():
                 output = super().train(path, *args, **kwargs)
         finally:
+            self.args.save_total_limit = limit
+            last = self._checkpoint_path()
+            if self.args.should_save and not (last / Checkpoint.NAME).exists():
+                shutil.rmtree(last, ignore_errors=True)  # the disk may be full
             if self.moves_runs_aside and self.args.should_save:
                 files.unlock(directory)
         if self.is_fsdp_enabled:  # the final model is saved whole, checkpoints are sharded
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-        return output
+        return output._replace(training_loss=output.metrics["train_loss"])
 
     def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any) -> torch.Tensor:
         """Name the step and the shape of its micro-batch if memory runs out."""
         shape = max((tuple(v.shape) for v in inputs.values() if torch.is_tensor(v)), key=len)
         batch = f"a micro-batch of {' x '.join(map(str, shape))}"
         with explained(self.args, f"step {self.state.global_step + 1:,}, {batch}"):
-            return super().training_step(model, inputs, *args)
+            loss = super().training_step(model, inputs, *args)
+        self._loss += loss
+        return loss
 
-    def _run_epoch(self, **facts: Any) -> None:  # type: ignore[override]
-        """Train nothing if no step is left: the library would train one more."""
-        facts["resume_from_checkpoint"] = self._resumed
-        if not self.control.should_training_stop:
-            super()._run_epoch(**facts)  # type: ignore[no-untyped-call]
-        if self.control.should_training_stop:  # steps that were not logged count in train_loss
-            self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
-
-    def _get_dataloader(self, dataset: Any, *args: Any, **options: Any) -> Any:
-        """Sort the rows of an evaluation by length, to pad little; the loop restores the order."""
-        lengths = batches.lengths_of(dataset, self.args.length_column_name)
-        order = np.arange(len(dataset)) if lengths is None else np.argsort(-lengths, kind="stable")
-        documents = encoding.documents_of(dataset) if self.row_loss.pooling else None
-        options["sampler_fn"] = SequentialSampler  # the default may shuffle predictions
-        rows = dataset if lengths is None else dataset.select(order)
-        loader: Any = super()._get_dataloader(rows, *args, **options)
-        loader.rows = order if documents is None else documents[order]
-        return loader
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log the mean loss of the steps since the last log, also of those before a resume, and at
+        the end the mean of the steps since the start or the resume.
+        """
+        if "loss" in logs:
+            loss = self.accelerator.gather(self._loss).mean().item()
+            self._loss.zero_()
+            self._total_loss += loss
+            logs["loss"] = loss / (self.state.global_step - self._last_logged_step)
+            self._last_logged_step = self.state.global_step
+        if "train_loss" in logs:  # steps that were not logged count
+            loss = self.accelerator.reduce(self._loss, reduction="mean").item()
+            count = self.state.global_step - self._first_step
+            logs["train_loss"] = (self._total_loss + loss) / max(count, 0.001)
+        super().log(logs, *args, **kwargs)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **options: Any) -> EvalLoopOutput:
         """Compute loss and metrics from the rows in the order of the data, each counted once.
@@ -211,21 +287,16 @@ class Trainer(transformers.Trainer):
             return {**metrics, "loss": losses.mean().item()}
 
         self.compute_metrics = compute
-        python_state = random.getstate()
-        torch_state = torch.get_rng_state()
         work = f"an evaluation, with batches of {self.args.per_device_eval_batch_size} rows"
         try:
-            with explained(self.args, work), self._keep_weights():
+            with explained(self.args, work), self._keep_weights(), self._keep_random_states():
                 output: Any = super().evaluation_loop(dataloader, *args, **options)
         except Stopped:
-            if self.is_in_train:  # a resumed run evaluates first, from the same random states
-                random.setstate(python_state)
-                torch.set_rng_state(torch_state)
+            if self.is_in_train:
                 self.save_stopped()
             raise
         finally:
             self.compute_metrics = compute_metrics
-            random.setstate(python_state)  # libraries that are imported meanwhile may draw numbers
         if not restored:  # without labels
             restored.append(restore(EvalPrediction(output.predictions, output.label_ids)))
         outputs, labels = restored[0].predictions, restored[0].label_ids
@@ -252,45 +323,36 @@ class Trainer(transformers.Trainer):
                     for name, values in named.items():
                         setattr(owner, name, values)
 
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """Write ``checkpoint.json`` when all processes have saved, and rotate only after that."""
-        self.require_finite()
-        path = self._directory / f"checkpoint-{self.state.global_step}"
-        if self.args.should_save:
-            if (path / Checkpoint.NAME).exists():
-                checkpoint.set_aside(path, "replaced")
-            shutil.rmtree(path, ignore_errors=True)
-        distributed.gather(None)
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
+    @contextlib.contextmanager
+    def _keep_random_states(self) -> Iterator[None]:
+        """Train on from the same random states, whether and how often there are evaluations."""
+        device = self.args.device
+        devices = [] if device.type == "cpu" else [device]
+        python_state = random.getstate()
+        numpy_state = np.random.get_state()
         try:
-            with explained(self.args, f"writing {path.name}"):
-                super()._save_checkpoint(model, trial)
-                pending = {"loss_by_process": distributed.gather(self._tr_loss.item())}
-                if self.args.should_save:
-                    checkpoint.complete(path, configuration=self.configuration, pending=pending)
+            with torch.random.fork_rng(devices, device_type=device.type):
+                yield
         finally:
-            self.args.save_total_limit = limit
-            if self.args.should_save and not (path / Checkpoint.NAME).exists():
-                shutil.rmtree(path, ignore_errors=True)  # the disk may be full
-        if self.args.should_save:
-            for replaced in self._directory.glob("replaced-checkpoint-*"):
-                shutil.rmtree(replaced, ignore_errors=True)
-            rotate_checkpoints(str(self._directory), limit, self.state.best_model_checkpoint)
-        distributed.gather(None)  # no process reads it before it is complete
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+    def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Save on the first process of each machine (``--save_on_each_node``), with usual modes.
 
-        ``save_pretrained`` (5.23) writes on rank 0 only, and weights for their owner only.
+        ``save_pretrained`` writes on rank 0 only, and weights for their owner only. The library
+        calls this method on every process, for a checkpoint before it writes the other files.
         """
         assert self.model is not None
         dtypes = {weight.dtype for weight in self.model.parameters()}
         assert dtypes <= (self._dtypes or dtypes), f"trained in {self._dtypes}, not in {dtypes}"
         directory = Path(output_dir or self._directory)
+        if directory == self._checkpoint_path():
+            self._begin_checkpoint()
         for path in directory.glob("*") if self.args.should_save else ():
             if path.is_symlink() and not path.is_dir():  # the library would write where it points
                 path.unlink()
-        super()._save(output_dir, state_dict)
+        super().save_model(output_dir, *args, **kwargs)
         if not self.args.should_save:
             return
         if self.args.process_index and isinstance(self.model, PreTrainedModel):
@@ -298,35 +360,86 @@ class Trainer(transformers.Trainer):
             save_model(self.model, str(directory / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
         for path in directory.glob("*.safetensors"):
             shutil.copymode(directory / "training_args.bin", path)  # the mode of the umask
+        self._require_all_weights(directory)
+
+    def _checkpoint_path(self) -> Path:
+        return self._directory / f"checkpoint-{self.state.global_step}"
+
+    def _begin_checkpoint(self) -> None:
+        """Set aside an earlier checkpoint of this step, until the new one is complete."""
+        self.require_finite()
+        path = self._checkpoint_path()
+        if self.args.should_save:
+            if (path / Checkpoint.NAME).exists():
+                checkpoint.set_aside(path, "replaced")
+            shutil.rmtree(path, ignore_errors=True)
+        distributed.gather(None)
+
+    def complete_checkpoint(self) -> None:
+        """Write ``checkpoint.json`` when all processes have saved, and delete old checkpoints only
+        after that; every process calls it.
+        """
+        path = self._checkpoint_path()
+        with self._explained_saves():
+            pending = {"loss_by_process": distributed.gather(self._loss.item())}
+            if self.args.should_save:
+                checkpoint.complete(path, configuration=self.configuration, pending=pending)
+        if self.args.should_save:
+            for replaced in self._directory.glob("replaced-checkpoint-*"):
+                shutil.rmtree(replaced, ignore_errors=True)
+            rotate_checkpoints(str(self._directory), self._limit, self.state.best_model_checkpoint)
+        distributed.gather(None)  # no process reads it before it is complete
+
+    def _explained_saves(self) -> contextlib.AbstractContextManager[None]:
+        return explained(self.args, lambda: f"writing {self._checkpoint_path().name}")
 
     def save_stopped(self) -> None:
         """Save the last step unless it is saved already; every process calls it."""
-        path = self._directory / f"checkpoint-{self.state.global_step}"
-        is_new = self.state.global_step > self._initial_global_step
-        if is_new and not (path / Checkpoint.NAME).exists():
+        is_new = self.state.global_step > self._first_step
+        if is_new and not (self._checkpoint_path() / Checkpoint.NAME).exists():
             self._save_checkpoint(self.model_wrapped, None)
+            self.complete_checkpoint()
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Refuse a checkpoint that lacks weights: the library only warns."""
-        names = ("_keys_to_ignore_on_save", "all_tied_weights_keys")
-        left_out = {key for name in names for key in getattr(self.model, name, None) or ()}
-        if missing := sorted(set(load_result.missing_keys) - left_out):
+    def _require_all_weights(self, directory: Path) -> None:
+        """Refuse a directory that lacks weights of the model: the library only warns when it loads
+        them, and trains on with others. A weight with two names is saved under one of them.
+        """
+        path = directory / SAFE_WEIGHTS_NAME
+        if self.is_fsdp_enabled or not path.exists():  # shards, or an adapter
+            return
+        with safe_open(path, framework="pt") as file:
+            saved = set(file.keys())
+        assert self.model is not None
+        names: dict[int, list[str]] = {}
+        for name, weight in self.model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(weight), []).append(name)
+        missing = [same[0] for same in names.values() if saved.isdisjoint(same)]
+        if missing:
             raise UserError(
-                f"the checkpoint lacks weights of the model, {list_names(missing)}: it was "
-                "changed; type --resume_from_checkpoint with an earlier one"
+                f"{path} lacks weights of the model, {list_names(missing)}: it was changed, or "
+                "written by another version of transformers; type --resume_from_checkpoint with "
+                "another checkpoint"
             )
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LRScheduler:
+        """Note the settings of the optimizer, which the library then loads from the checkpoint."""
+        scheduler: LRScheduler = super().create_scheduler(num_training_steps, optimizer)
+        used: Any = self.optimizer if optimizer is None else optimizer
+        self._settings = [{**group, "params": None} for group in used.param_groups]
+        return scheduler
+
+    def _apply_settings(self) -> None:
         """Apply settings accepted by ``--allow_changed``: the library restores the old ones."""
         optimizer: Any = self.optimizer
         scheduler = self.lr_scheduler
-        settings = [{**group, "params": None} for group in optimizer.param_groups]
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if self.reschedules and isinstance(scheduler, LambdaLR):
-            scheduler.base_lrs = [group["initial_lr"] for group in settings]
-            rates = scheduler._last_lr = scheduler.get_lr()
-            for group, new, rate in zip(optimizer.param_groups, settings, rates, strict=True):
-                group |= {**new, "params": group["params"], "lr": rate}
+        if not isinstance(scheduler, LambdaLR):
+            return
+        scheduler.base_lrs = [group["initial_lr"] for group in self._settings]
+        rates = scheduler.get_lr()
+        scheduler.load_state_dict({**scheduler.state_dict(), "_last_lr": rates})
+        groups = zip(optimizer.param_groups, self._settings, rates, strict=True)
+        for group, new, rate in groups:
+            group |= {**new, "params": group["params"], "lr": rate}
 
     def begin_training(self) -> None:
         """After resuming, run the evaluation that is due at this step but missing, and save again.
@@ -341,41 +454,57 @@ class Trainer(transformers.Trainer):
             exchange.use(model)  # gradients through shared memory
         # the checkpoint has the intervals of logging, evaluating and saving of the earlier start
         state.compute_steps(self.args, state.max_steps)  # type: ignore[no-untyped-call]
+        self._loss = torch.zeros((), device=self.args.device)
+        self._total_loss = 0.0
+        self._first_step = self._last_logged_step = state.global_step
         if self._resumed is None:
             return
         best = self._directory / f"checkpoint-{state.best_global_step}"
         if best.exists():  # the run may have moved
             state.best_model_checkpoint = str(best)
+        if self.reschedules:
+            self._apply_settings()
         losses = Checkpoint.read(self._resumed).pending.get("loss_by_process", [0.0])
         mean = sum(losses) / len(losses)
         is_same_job = len(losses) == self.args.world_size
-        self._tr_loss += losses[self.args.process_index] if is_same_job else mean
-        self._total_loss_scalar -= mean  # train_loss covers the steps since the resume
+        self._loss += losses[self.args.process_index] if is_same_job else mean
+        self._total_loss -= mean  # train_loss covers the steps since the resume
         logged = [entry["step"] for entry in state.log_history if "loss" in entry]
-        self._globalstep_last_logged = int(max(logged, default=0))
-        self._load_rng_state(str(self._resumed))
+        self._last_logged_step = int(max(logged, default=0))
         self.callback.on_evaluate(self.args, state, self.control)  # it may have stopped early
         entries = [entry for entry in state.log_history if entry["step"] == state.global_step]
         is_evaluated = any("eval_loss" in entry for entry in entries)
         epoch = state.epoch or 0.0
-        self.control = DefaultFlowCallback().on_step_end(self.args, state, self.control)
+        control = DefaultFlowCallback().on_step_end(self.args, state, self.control)
         if float(epoch).is_integer() or state.global_step >= state.max_steps:
-            self.control = self.callback_handler.on_epoch_end(self.args, state, self.control)
-        self.control.should_evaluate &= not is_evaluated
-        # the evaluation draws random numbers: save their state, too
-        self.control.should_save = self.control.should_evaluate
-        if self.control.should_save:
-            self._resumed = self._directory / f"checkpoint-{state.global_step}"
-        self._maybe_log_save_evaluate(self._tr_loss, None, model, None, epoch, None, time.time())
+            DefaultFlowCallback().on_epoch_end(self.args, state, control)
+        if control.should_log and state.global_step > self._last_logged_step:
+            self.log({"loss": 0.0, "learning_rate": self._learning_rate()})
+        if control.should_evaluate and not is_evaluated:
+            self._load_rng_state(str(self._resumed))
+            self._note_best(self.evaluate())
+            self._save_checkpoint(model, None)
+            self.complete_checkpoint()
+        control.should_log = control.should_evaluate = control.should_save = False
 
-    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        """Stop if the norm is not finite; an accelerator reads it a step later, without waiting."""
-        self._require_finite(self.state.global_step)
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
-        self._grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        if self.args.device.type == "cpu":
-            self._require_finite(self.state.global_step + 1)
-        return norm
+    def _note_best(self, metrics: Mapping[str, float]) -> None:
+        """Note whether an evaluation is the best, as the library does in a training."""
+        name = self.args.metric_for_best_model
+        if name is None:
+            return
+        value = metrics[f"eval_{name.removeprefix('eval_')}"]
+        scheduler: Any = self.lr_scheduler
+        if isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.step(value)
+        state = self.state
+        sign = 1 if self.args.greater_is_better else -1
+        if state.best_metric is None or sign * value > sign * state.best_metric:
+            state.best_metric = value
+            state.best_global_step = state.global_step
+
+    def _learning_rate(self) -> float:
+        assert self.lr_scheduler is not None
+        return float(self.lr_scheduler.get_last_lr()[0])
 
     def require_finite(self) -> None:
         """Raise ``Diverged`` if a weight, or the gradient norm of the last step, is not finite."""
@@ -394,7 +523,7 @@ class Trainer(transformers.Trainer):
         last = f"The last checkpoint, {paths[0].name}, is good. " if paths else ""
         raise Diverged(
             f"the loss, the gradient norm or a weight is not finite at step {step:,} (learning "
-            f"rate {self._get_learning_rate():g}): stopped. {last}Try --precision fp32 or a lower "
+            f"rate {self._learning_rate():g}): stopped. {last}Try --precision fp32 or a lower "
             "--learning_rate"
         )
 
