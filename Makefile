@@ -3,17 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-OLDEST := .venv-oldest
 CASE := speed start preparation odd_files scale
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 FAST := not slow and not processes and not trains
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo acceptance test arguments mutations test-all test-oldest faults faults-long check lint format docs audit bench gpu-check clean
+.PHONY: help env demo acceptance test arguments mutations test-all test-oldest test-versions faults faults-long check lint format docs audit bench gpu-check clean
 
 help:  ## list the targets
 	@echo 'Times are those of two cores.'
-	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: $(READY)  ## create .venv with everything for the demo and the tests
 
@@ -50,18 +49,11 @@ faults: $(READY)  ## kill, damage and stop runs, print a table (10 minutes)
 faults-long: $(READY)  ## the same with twenty kills of each kind (30 minutes)
 	FAULT_TIMES=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m '' tests/faults
 
-test-oldest: $(OLDEST)/.ready  ## the fast tests with the oldest supported libraries
-	$(OLDEST)/bin/python -m pytest -q -m '$(FAST)'
+test-oldest: $(READY)  ## the quick tests with the oldest supported libraries (3 minutes)
+	$(BIN)/python tests/versions.py oldest --quick
 
-# torch first: uv keeps the CPU build that is there, and would take gigabytes of another from the index
-$(OLDEST)/.ready: pyproject.toml
-	rm -rf $(OLDEST)
-	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 uv
-	$(OLDEST)/bin/uv pip install --python $(OLDEST)/bin/python --resolution lowest-direct --dry-run -e '.[embedded,dev]' 2>&1 | \
-		awk '/^ [-+~] (torch=|nvidia|triton)/ {print "uv would replace torch:" $$0; found = 1} END {exit found}'
-	$(OLDEST)/bin/uv pip install --python $(OLDEST)/bin/python --resolution lowest-direct -e '.[embedded,dev]'
-	touch $@
+test-versions: $(READY)  ## the acceptance suite with old and new libraries, a table (an hour)
+	$(BIN)/python tests/versions.py
 
 check: $(READY) lint  ## lint, types and quick tests: before a commit (1 minute)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m '$(FAST)'
@@ -92,4 +84,4 @@ gpu-check: $(READY)  ## compare GPUs with one device (needs a GPU)
 	$(BIN)/python benchmarks/gpu_check.py
 
 clean:  ## remove what the other targets made, but no run
-	rm -rf $(VENV) $(OLDEST) .pytest_cache .mypy_cache .ruff_cache build dist *.egg-info
+	rm -rf $(VENV) .venv-versions .pytest_cache .mypy_cache .ruff_cache build dist *.egg-info

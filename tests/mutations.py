@@ -208,10 +208,10 @@ MUTATIONS = (
         ("D5",),
     ),
     Mutation(
-        "a resumed run begins with a new optimizer and schedule",
+        "a resumed run loses the losses since the last log",
         "finetune/training/trainer.py",
-        "super()._load_optimizer_and_scheduler(checkpoint)",
-        "super()._load_optimizer_and_scheduler(None)",
+        "self._loss += losses[self.args.process_index] if is_same_job else mean",
+        "self._loss += 0 * mean",
         ("D5",),
     ),
     Mutation(
@@ -406,8 +406,8 @@ MUTATIONS = (
     Mutation(
         "the train_loss of a resumed run counts losses from before the stop",
         "finetune/training/trainer.py",
-        "self._total_loss_scalar -= mean",
-        "self._total_loss_scalar += mean",
+        "self._total_loss -= mean",
+        "self._total_loss += mean",
         ("D5",),
     ),
     Mutation(
@@ -427,8 +427,8 @@ MUTATIONS = (
     Mutation(
         "a checkpoint that lacks weights is loaded",
         "finetune/training/trainer.py",
-        "sorted(set(load_result.missing_keys) - left_out)",
-        "sorted(set(load_result.unexpected_keys) - left_out)",
+        "for same in names.values() if saved.isdisjoint(same)",
+        "for same in names.values() if not saved",
         ("D5",),
     ),
     Mutation(

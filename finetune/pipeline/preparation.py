@@ -22,7 +22,7 @@ from finetune.recipe import ImageRecipe, Recipe, TextRecipe, defaults
 from finetune.recipe.catalog import display_name, origin
 from finetune.recipe.options import ModelOptions
 from finetune.reporting import tracking
-from finetune.runtime import activity, distributed, hub
+from finetune.runtime import activity, distributed, hub, versions
 from finetune.runtime.importing import describe_error
 from finetune.training import steps as training_steps
 from finetune.training.arguments import ArgumentValues
@@ -87,7 +87,7 @@ def prepare(settings: Settings) -> Prepared:
         settings = with_epochs(settings, resumed.configuration["num_train_epochs"])
     recipe = settings.recipe
     values = settings.values
-    for sentence in _describe_schedule(settings):
+    for sentence in (*_describe_schedule(settings), *versions.describe_untested()):
         recipe.note(sentence)
     configuration = resumption.configuration(settings)
     differences = resumption.refuse_changes(resumed, configuration, values)

@@ -196,12 +196,12 @@ class Recipe(RecipeOptions):
         from finetune.models import cpu
         from finetune.models.adapters import freeze_or_add_adapter
         from finetune.recipe.options import ModelOptions
+        from finetune.training import rules
 
         model = self.kind.scaled(model)
         is_on = arguments.cpu_kernels == "auto" and not arguments.torch_compile
         if arguments.device.type == "cpu" and is_on:
-            recomputes = bool(arguments.activation_checkpointing)
-            cpu.for_training(model, bf16=arguments.bf16, recomputes=recomputes)
+            cpu.for_training(model, bf16=arguments.bf16, recomputes=rules.recomputes(arguments))
         return freeze_or_add_adapter(model, vars(self)) if isinstance(self, ModelOptions) else model
 
     def trainer_kwargs(

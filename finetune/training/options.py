@@ -15,6 +15,11 @@ SCHEDULE = ("learning_rate", "num_train_epochs", "warmup_steps")
 #: Fields of ``TrainingArguments`` up to transformers 4.57, names of other tools: what to type here.
 RENAMED = {
     **{"lr": "--learning_rate", "epochs": "--num_train_epochs"},
+    # transformers 5.16 and before has only the second name, and version 6 will have only the first
+    "activation_checkpointing": "--gradient_checkpointing",
+    "activation_checkpointing_kwargs": "--gradient_checkpointing_kwargs",
+    "gradient_checkpointing": "--activation_checkpointing",
+    "gradient_checkpointing_kwargs": "--activation_checkpointing_kwargs",
     "batch_size": "--global_batch_size",
     "adafactor": "--optim adafactor",
     "dispatch_batches": "nothing: it is not supported, nor is it in --accelerator_config",

@@ -66,6 +66,14 @@ _IN_BACKWARD = ("lomo", "layerwise")
 _WITH_TARGETS = ("galore", "apollo")
 
 
+def recomputes(values: ArgumentValues | TrainingArguments) -> bool:
+    """Return whether the backward pass computes activations again. The first name is that of
+    transformers 5.17 and later, the second that of earlier versions.
+    """
+    names = ("activation_checkpointing", "gradient_checkpointing")
+    return any(getattr(values, name, False) for name in names)
+
+
 def find_mistakes(values: ArgumentValues, typed: Mapping[str, Any]) -> Iterator[str]:
     """Yield a message for each argument that is not supported, has no effect or an unknown value.
 
@@ -83,7 +91,7 @@ def find_mistakes(values: ArgumentValues, typed: Mapping[str, Any]) -> Iterator[
 
 def _find_unsupported(values: ArgumentValues) -> Iterator[str]:
     for name, reason in UNSUPPORTED.items():
-        if bool(getattr(values, name)) != (name in _ALWAYS_ON):
+        if hasattr(values, name) and bool(getattr(values, name)) != (name in _ALWAYS_ON):
             yield f"--{name}: {reason}"
 
 
@@ -116,11 +124,11 @@ def _find_ineffective(values: ArgumentValues, typed: Mapping[str, Any]) -> Itera
     has_workers = bool(values.dataloader_num_workers)
     if values.dataloader_num_workers is None and not values.use_cpu:
         has_workers = True  # the default of an accelerator
-    recomputes = bool(values.activation_checkpointing or values.gradient_checkpointing)
+    is_recomputing = recomputes(values)
     constants = ("constant", "constant_with_warmup")
     requirements = {
-        "activation_checkpointing_kwargs": (recomputes, "--activation_checkpointing true"),
-        "gradient_checkpointing_kwargs": (recomputes, "--activation_checkpointing true"),
+        "activation_checkpointing_kwargs": (is_recomputing, "--activation_checkpointing true"),
+        "gradient_checkpointing_kwargs": (is_recomputing, "--activation_checkpointing true"),
         "dataloader_multiprocessing_context": (has_workers, "--dataloader_num_workers 1 or more"),
         "dataloader_persistent_workers": (has_workers, "--dataloader_num_workers 1 or more"),
         "dataloader_prefetch_factor": (has_workers, "--dataloader_num_workers 1 or more"),

@@ -219,13 +219,16 @@ class Trainer(transformers.Trainer):
         self._resumed = Path(path) if path else None
         if path:
             self._require_all_weights(Path(path))
+        # `complete_checkpoint` deletes checkpoints, the library would do so too early
         limit, self.args.save_total_limit = self.args.save_total_limit, None
-        self._limit = limit  # of checkpoints, which `complete_checkpoint` deletes
+        self._limit = limit
         if self.args.profile and self.is_world_process_zero():
             self.callback.profiler = make_profiler(self.args.profile, directory / "profile")
         try:
             with self.callback.profiler or contextlib.nullcontext(), self._explained_saves():
                 output = super().train(path, *args, **kwargs)
+            if self.args.should_save:
+                self._delete_replaced()
         finally:
             self.args.save_total_limit = limit
             last = self._checkpoint_path()
@@ -385,20 +388,38 @@ class Trainer(transformers.Trainer):
             if self.args.should_save:
                 checkpoint.complete(path, configuration=self.configuration, pending=pending)
         if self.args.should_save:
-            for replaced in self._directory.glob("replaced-checkpoint-*"):
-                shutil.rmtree(replaced, ignore_errors=True)
+            if self.state.global_step > self._first_step:  # else the training resumes from it
+                self._delete_replaced()
             rotate_checkpoints(str(self._directory), self._limit, self.state.best_model_checkpoint)
         distributed.gather(None)  # no process reads it before it is complete
 
+    def _delete_replaced(self) -> None:
+        for replaced in self._directory.glob("replaced-checkpoint-*"):
+            shutil.rmtree(replaced, ignore_errors=True)
+
     def _explained_saves(self) -> contextlib.AbstractContextManager[None]:
-        return explained(self.args, lambda: f"writing {self._checkpoint_path().name}")
+        """Explain errors while a checkpoint is written, and those that nobody else explains."""
+
+        def work() -> str:
+            path = self._checkpoint_path()
+            return f"writing {path.name}" if path.exists() else "the training"
+
+        return explained(self.args, work)
 
     def save_stopped(self) -> None:
         """Save the last step unless it is saved already; every process calls it."""
         is_new = self.state.global_step > self._first_step
         if is_new and not (self._checkpoint_path() / Checkpoint.NAME).exists():
+            self._save_now()
+
+    def _save_now(self) -> None:
+        """Save outside of the library's loop, which has no public method for that."""
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
             self._save_checkpoint(self.model_wrapped, None)
-            self.complete_checkpoint()
+        finally:
+            self.args.save_total_limit = limit
+        self.complete_checkpoint()
 
     def _require_all_weights(self, directory: Path) -> None:
         """Refuse a directory that lacks weights of the model: the library only warns when it loads
@@ -483,8 +504,7 @@ class Trainer(transformers.Trainer):
         if control.should_evaluate and not is_evaluated:
             self._load_rng_state(str(self._resumed))
             self._note_best(self.evaluate())
-            self._save_checkpoint(model, None)
-            self.complete_checkpoint()
+            self._save_now()
         control.should_log = control.should_evaluate = control.should_save = False
 
     def _note_best(self, metrics: Mapping[str, float]) -> None:

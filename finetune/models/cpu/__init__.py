@@ -55,7 +55,8 @@ def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> Non
     if not isinstance(model, PreTrainedModel):
         return
     layers.use_dropout(model)
-    if not recomputes and not model.is_activation_checkpointing:
+    recomputes |= any(getattr(layer, "gradient_checkpointing", False) for layer in model.modules())
+    if not recomputes:
         unpadded.use(model)
     # only torch's kernel supports attention dropout
     if bf16 and not any(families.dropouts(model.config, "attention_dropout").values()):
