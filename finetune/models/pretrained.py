@@ -19,7 +19,6 @@ from safetensors.torch import load_model
 from transformers import (
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     AutoConfig,
-    AutoImageProcessor,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -29,6 +28,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     logging,
 )
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from finetune.data import embedded
 from finetune.errors import UserError

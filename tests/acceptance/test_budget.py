@@ -18,11 +18,11 @@ from peft import PeftModel
 from PIL import Image as Pillow
 from safetensors.torch import load_file
 from transformers import (
-    AutoImageProcessor,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     AutoTokenizer,
 )
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 import finetune
 from finetune import Run

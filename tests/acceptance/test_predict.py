@@ -24,11 +24,11 @@ from scipy.stats import chi2
 from sklearn import metrics as sklearn_metrics
 from transformers import (
     AutoConfig,
-    AutoImageProcessor,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     pipeline,
 )
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 import finetune
 from tests.acceptance import data, native_loop
