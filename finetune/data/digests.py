@@ -78,8 +78,10 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[by
 def _stored_content(rows: Dataset, column: str) -> str:
     """Return a hash of what identifies a stored column: its files, and which of their rows."""
     rows, places = internals.stored_rows(rows, column)
-    times = [os.stat(file["filename"]).st_mtime_ns for file in rows.cache_files]
-    return str(Hasher.hash([rows.data.select([column]), places, times]))
+    content = [rows.data.select([column]), places]
+    for file in rows.cache_files:
+        content.append(os.stat(file["filename"]).st_mtime_ns)
+    return str(Hasher.hash(content))
 
 
 def _content(value: Any, normalize: bool) -> bytes:

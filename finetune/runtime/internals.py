@@ -41,11 +41,6 @@ MEMBERS = {
 }
 
 
-def exists(owner: object, name: str) -> bool:
-    """Return whether a module, an object or a namespace of operators has a member."""
-    return hasattr(owner, name)
-
-
 @functools.cache
 def _warn(name: str) -> None:
     version, loss = MEMBERS[name]
@@ -56,7 +51,7 @@ def _warn(name: str) -> None:
 def _has(owner: object, *names: str) -> bool:
     """Return whether ``owner`` has these members, and warn of the first that is missing."""
     for name in names:
-        if not exists(owner, name):
+        if not hasattr(owner, name):
             _warn(name)
             return False
     return True

@@ -194,8 +194,10 @@ def shard_embeddings_once(plugin: Any, model: Any) -> None:
     Accelerate (1.15) wraps the embeddings separately, and fails if the module around them, like
     ``BertEmbeddings``, is wrapped too, which it is by default.
     """
-    layers = (layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer))
-    names = {type(layer).__name__ for layer in layers}
+    names = set()
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            names.add(type(module).__name__)
     if plugin.fsdp_version == 2 and names and not plugin.transformer_cls_names_to_wrap:
         plugin.transformer_cls_names_to_wrap = sorted(names)
 
