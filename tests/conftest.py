@@ -40,8 +40,8 @@ LONGEST = ("training", "run", "results", "tasks", "predict", "safety")
 #: Fast unit tests of rules that are easy to break. Other unit tests run docs, notebooks and faults,
 #: and are slow. What users rely on is covered by the acceptance tests.
 QUICK = {
-    *("augmentation", "cpu", "docs", "estimates", "exchange", "gpu_check", "head", "layout"),
-    *("losses", "recipe", "serving"),
+    *("augmentation", "cpu", "docs", "estimates", "exchange", "gpu_check", "head"),
+    *("internals", "layout", "losses", "recipe", "serving"),
 }
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

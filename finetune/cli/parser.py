@@ -78,5 +78,6 @@ class Parser(argparse.ArgumentParser):
         """Raise a ``UserError`` that suggests known flags for unknown ones."""
         _, _, unknown = message.partition("unrecognized arguments: ")
         flags = [word.partition("=")[0] for word in unknown.split() if word[:2] == "--"]
-        hint = "".join(suggestion(flag, self._option_string_actions) for flag in flags)
+        known_flags = re.findall(r"--\w+", self.format_usage())
+        hint = "".join(suggestion(flag, known_flags) for flag in flags)
         raise UserError(f"{self.verb}: {message}{hint}; see python -m finetune {self.verb} --help")

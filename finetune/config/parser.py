@@ -70,6 +70,7 @@ class RecipeParser(HfArgumentParser):
         #: The types of each training argument, without those of the items of a list.
         self.types = {name: {*alternatives(hints[name])} for name in arguments}
         self.names = {*self.option_names, *arguments, *RUN_OPTIONS}
+        self.flags: list[str] = []
         if clashes := sorted(self.option_names & {*arguments, *RUN_OPTIONS, *REFUSED}):
             raise UserError(
                 f"{recipe.__name__}: the options {', '.join(clashes)} are named like training "
@@ -101,6 +102,7 @@ class RecipeParser(HfArgumentParser):
         name = flags[0].removeprefix("--")
         if name in REFUSED:  # set by the launcher or the subcommand
             return argparse.Action(flags, name)
+        self.flags.append(flags[0])
         if "action" in options:  # --no_NAME
             options["help"] = argparse.SUPPRESS
             return super().add_argument(flags[0], default=argparse.SUPPRESS, **options)
@@ -145,9 +147,9 @@ class RecipeParser(HfArgumentParser):
             if typed.startswith("--"):
                 name = typed.replace("-", "_").replace("__", "--", 1)
                 flag = "=".join([name, *value])
-                if name not in (flags := self._option_string_actions):
-                    dashed = (flag.replace("_", "-") for flag in flags)
-                    unknown = describe_unknown(typed, [*flags, *dashed, "--help"])
+                if name not in self.flags:
+                    dashed = (flag.replace("_", "-") for flag in self.flags)
+                    unknown = describe_unknown(typed, [*self.flags, *dashed, "--help"])
                     message = f"{place}{unknown} (all options: {self.prog} --help)"
                     self.report.error(message, name="unknown_option")
                     continue

@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, Features
 
+from finetune.runtime import internals
+
 _ROWS_AT_ONCE = 10_000
 
 
@@ -51,16 +53,11 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _places(rows: Dataset) -> np.ndarray:
-    """Return the position of each row in the stored table, shape ``(rows,)``."""
-    mapping = rows._indices
-    return np.arange(len(rows)) if mapping is None else mapping.column(0).to_numpy().astype(int)
-
-
 def column(rows: Dataset, name: str) -> pa.ChunkedArray:
     """Return a whole column; use :func:`pieces` for long texts."""
+    rows, places = internals.stored_rows(rows, name)
     stored: pa.ChunkedArray = rows.data.column(name)
-    return stored if rows._indices is None else stored.take(pa.array(_places(rows)))
+    return stored if places is None else stored.take(pa.array(places))
 
 
 def pieces(rows: Dataset, name: str) -> Iterator[tuple[np.ndarray, pa.Array]]:
@@ -68,7 +65,9 @@ def pieces(rows: Dataset, name: str) -> Iterator[tuple[np.ndarray, pa.Array]]:
 
     The pieces are in the order in which rows are stored.
     """
-    places = _places(rows)
+    rows, places = internals.stored_rows(rows, name)
+    if places is None:
+        places = np.arange(len(rows))
     numbers = np.argsort(places, kind="stable")
     places = places[numbers]
     end = 0

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from datasets.fingerprint import Hasher
 from finetune.data import arrow, caches, images, targets
 from finetune.data.targets import EXCLUDE, MOST_SUSPECTS, RELABEL, report_rows, source_rows
 from finetune.errors import Report, counted
-from finetune.runtime import activity, files
+from finetune.runtime import activity, files, internals
 from finetune.runtime.importing import require_packages
 
 if TYPE_CHECKING:
@@ -57,18 +58,30 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[by
     Where ``text`` is made of several columns, their parts are hashed, not how they are joined.
     With ``normalize`` texts that differ in white space only have the same hash.
     """
-    path = caches.directory(caches.HASHES) / Hasher.hash([rows._fingerprint, column, normalize])
-    with contextlib.suppress(OSError, ValueError):  # not cached, or damaged
-        return list(np.load(path).tolist())
+    path = None
+    if rows.cache_files and column == "text":  # files of images may change
+        key = _stored_content(rows, stored_column(rows, column))
+        path = caches.directory(caches.HASHES) / Hasher.hash([key, normalize])
+        with contextlib.suppress(OSError, ValueError):  # not cached, or damaged
+            return list(np.load(path).tolist())
     hashes = np.zeros(len(rows), dtype="V16")
     for numbers, values in arrow.pieces(rows, stored_column(rows, column)):
         activity.advance("hashing", int(numbers[0]), len(rows))
         contents = (_content(value, normalize) for value in values.to_pylist())
         hashes[numbers] = [hashlib.blake2b(part, digest_size=16).digest() for part in contents]
-    if rows.cache_files and column == "text":  # files of images may change
+    if path is not None:
         with contextlib.suppress(OSError), files.replacing(path) as new, new.open("wb") as file:
             np.save(file, hashes)
     return list(hashes.tolist())
+
+
+def _stored_content(rows: Dataset, column: str) -> str:
+    """Return a hash of what identifies a stored column: its files, and which of their rows."""
+    rows, places = internals.stored_rows(rows, column)
+    content = [rows.data.select([column]), places]
+    for file in rows.cache_files:
+        content.append(os.stat(file["filename"]).st_mtime_ns)
+    return str(Hasher.hash(content))
 
 
 def _content(value: Any, normalize: bool) -> bytes:

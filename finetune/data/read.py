@@ -186,6 +186,7 @@ def _open_copy(path: Path, copy: Path) -> FileRows:
         file.seek(-len(_END_OF_STREAM), os.SEEK_END)
         if file.read() != _END_OF_STREAM:
             raise pa.ArrowInvalid(f"{copy} is cut off")
+    copy = copy.resolve()  # a later start opens it by a link
     table = MemoryMappedTable.from_file(str(copy))
     facts = json.loads(table.schema.metadata[_FACTS])
     noun = "line" if formats.suffix(path) in _WITH_LINES else "row"
@@ -193,7 +194,7 @@ def _open_copy(path: Path, copy: Path) -> FileRows:
     if _NUMBER in table.column_names:
         numbers = table.column(_NUMBER).to_numpy()
         table = table.drop([_NUMBER])
-    return FileRows(Dataset(table, fingerprint=copy.resolve().stem), facts, noun, numbers)
+    return FileRows(Dataset(table, fingerprint=copy.stem), facts, noun, numbers)
 
 
 @contextlib.contextmanager

@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, Features, List, Value, arrow_dataset
+from datasets import Dataset, DatasetDict, Features, List, Value
 from datasets.fingerprint import Hasher
 from filelock import FileLock
 from joblib import cpu_count
@@ -29,7 +28,7 @@ from finetune.data import caches
 from finetune.data.digests import TEXTS, fingerprint
 from finetune.data.encoding import COLUMN, Encoder, Read, Windows, tokens_read
 from finetune.errors import RunError, UserError
-from finetune.runtime import activity
+from finetune.runtime import activity, internals
 
 _VERSION = 3  # increment when the same rows should yield other files
 #: Rows per process: a process starts in the time in which another tokenizes so many. Up to this
@@ -56,7 +55,6 @@ def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
             input_columns=[*columns],
             remove_columns=[*columns],
             features=Features({**features, "text": Value("string"), TEXTS: List(Value("string"))}),
-            new_fingerprint=Hasher.hash([rows._fingerprint, [*columns], "parts"]),
         )
     return splits
 
@@ -142,9 +140,6 @@ def _encode(
 
 def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -> Dataset:
     token = _FORKS_WORKERS.set(True)
-    environment = os.environ
-    variables = dict(os.environ)
-    bar = arrow_dataset.hf_tqdm
     finished_rows = 0
 
     def update(count: int) -> None:
@@ -152,11 +147,10 @@ def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -
         finished_rows += count
         activity.advance(work, finished_rows, len(rows))
 
-    # `datasets.map` reports its progress only to its progress bar
-    arrow_dataset.hf_tqdm = lambda **_: contextlib.nullcontext(SimpleNamespace(update=update))
     try:
         options |= dict(with_indices=True, batched=True, load_from_cache_file=True)
-        return rows.map(encode, remove_columns=rows.column_names, **options)
+        with internals.map_progress(update), internals.restored_environment():
+            return rows.map(encode, remove_columns=rows.column_names, **options)
     except Exception as error:
         if isinstance(error.__context__, KeyboardInterrupt):  # datasets 5.2 raises a timeout then
             raise error.__context__ from None
@@ -167,11 +161,7 @@ def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -
             ) from error
         raise
     finally:
-        arrow_dataset.hf_tqdm = bar
         _FORKS_WORKERS.reset(token)
-        os.environ = environment  # noqa: B003  # datasets 5.2 replaces it by a copy
-        os.environ.pop("TOKENIZERS_PARALLELISM", None)  # it sets this one
-        os.environ.update(variables)
 
 
 def _end_with_parent() -> None:

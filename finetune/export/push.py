@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-import httpx2  # the HTTP client of huggingface_hub
 from huggingface_hub import (
     CommitOperationAdd,
     CommitOperationDelete,
@@ -14,7 +13,9 @@ from huggingface_hub import (
     is_offline_mode,
 )
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
-from huggingface_hub.utils._validators import validate_repo_id
+
+# in its __all__, which mypy cannot read; httpx is httpx2 from huggingface_hub 2.0 on
+from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]
 
 from finetune.errors import RunError, UserError
 from finetune.export import FOLDER
@@ -70,7 +71,7 @@ def push(run: Run | str | Path, repo: str, *, public: bool = False, dry_run: boo
         raise UserError(f"{api.endpoint} needs a token: {_LOGIN}")
     try:
         return _send(api, plan)
-    except (httpx2.HTTPError, RuntimeError) as error:
+    except (httpx.HTTPError, RuntimeError) as error:
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
         if problem := {401: "is not valid", 403: f"may not write to {repo}"}.get(status):
             raise UserError(f"{api.endpoint}: the token {problem}; {_LOGIN}") from error

@@ -81,7 +81,10 @@ def scale_outputs(layer: torch.nn.Linear, scale: np.ndarray) -> None:
     if type(layer) in (torch.nn.Linear, ScaledLinear):
         previous = layer.scale.double().cpu().numpy() if isinstance(layer, ScaledLinear) else 1
         fold(layer, previous / scale, np.zeros(len(scale)))
-        layer.__class__ = ScaledLinear
+        if not isinstance(layer, ScaledLinear):
+            layer.__class__ = ScaledLinear
+            layer.register_state_dict_post_hook(_multiply_saved)  # type: ignore[no-untyped-call]
+            layer.register_load_state_dict_pre_hook(_divide_loaded)  # type: ignore[no-untyped-call]
         layer.scale = torch.as_tensor(scale, dtype=torch.float32)
 
 
@@ -104,13 +107,13 @@ class ScaledLinear(torch.nn.Linear):
             outputs = linear(input.float(), self.weight.float(), bias)
         return outputs * self.scale.to(outputs.device)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        _multiply(destination, prefix, self.scale)
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        _multiply(state_dict, prefix, 1 / self.scale)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+def _multiply_saved(layer: ScaledLinear, state: dict[str, Any], prefix: str, _: Any) -> None:
+    _multiply(state, prefix, layer.scale)
+
+
+def _divide_loaded(layer: ScaledLinear, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    _multiply(state, prefix, 1 / layer.scale)
 
 
 def _multiply(state: dict[str, Any], prefix: str, scale: torch.Tensor) -> None:

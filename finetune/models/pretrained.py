@@ -5,6 +5,7 @@ Transformer with random weights; it is built from a configuration and needs no d
 """
 
 import contextlib
+import functools
 import json
 import pickle
 from collections.abc import Iterator, Sequence
@@ -62,9 +63,11 @@ def load_config(
         return vit
     with loading(model, revision) as source:
         config: PretrainedConfig = AutoConfig.from_pretrained(**source)
-    if "/" in str(config._attn_implementation):
+        stored, _ = PretrainedConfig.get_config_dict(**source, local_files_only=True)
+    attention = stored.get("attn_implementation") or stored.get("_attn_implementation")
+    if "/" in str(attention):
         raise UserError(
-            f"--model {model}: attn_implementation '{config._attn_implementation}' in config.json "
+            f"--model {model}: attn_implementation '{attention}' in config.json "
             "is code from the Hub, which is never run; remove it from config.json"
         )
     if reads_images and type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
@@ -219,8 +222,8 @@ def save_own_names(model: torch.nn.Module) -> None:
     best model and a resumed run would lack every LayerNorm.
     """
     if isinstance(model, PreTrainedModel):
-        # None would stand for the names in the family's checkpoints on the Hub
-        model._weight_conversions = []  # type: ignore[assignment]
+        save = functools.partial(model.save_pretrained, save_original_format=False)
+        model.save_pretrained = save  # type: ignore[method-assign]
 
 
 def load_weights(model: torch.nn.Module, path: Path) -> torch.nn.Module:

@@ -1,5 +1,6 @@
 """Run the server until a signal ends it; requests that have arrived are answered first."""
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -20,21 +21,33 @@ _HEAD_SECONDS = 10  # for the first line and the headers of the first request to
 
 class _Protocol(HttpToolsProtocol):
     """Closes a connection on which no whole head of a request arrives in time. uvicorn (0.54)
-    starts this timer after an answer only, and stops it at any byte: slow clients would hold all
+    starts a timer after an answer only, and stops it at any byte: slow clients would hold all
     connections.
     """
 
+    head_timer: asyncio.TimerHandle | None = None
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        timer = self.loop.call_later(_HEAD_SECONDS, self.timeout_keep_alive_handler)
-        self.timeout_keep_alive_task = timer
+        self.head_timer = self.loop.call_later(_HEAD_SECONDS, self.timeout_keep_alive_handler)
 
-    def _unset_keepalive_if_required(self) -> None:
-        """Do not stop the timer: this is called at any byte."""
+    def data_received(self, data: bytes) -> None:
+        if self.timeout_keep_alive_task is not None:  # of the answer before: uvicorn would stop it
+            self.head_timer = self.timeout_keep_alive_task
+            self.timeout_keep_alive_task = None
+        super().data_received(data)
 
     def on_headers_complete(self) -> None:
-        super()._unset_keepalive_if_required()
+        self._stop_timer()
         super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _stop_timer(self) -> None:
+        if self.head_timer is not None:
+            self.head_timer.cancel()
 
 
 def serve(

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_type_hints
 import torch
 from transformers import SchedulerType, TrainingArguments
 from transformers.integrations import integration_utils as trackers
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.optimization import get_scheduler
 from transformers.utils.import_utils import is_in_notebook
 
@@ -188,16 +189,17 @@ def shards(values: FinetuneArguments | ArgumentValues) -> bool:
 
 
 def shard_embeddings_once(plugin: Any, model: Any) -> None:
-    """Remove the module around the input embeddings from the modules that FSDP2 wraps.
+    """Let FSDP2 wrap the layers of the model, but not the module around the input embeddings.
 
     Accelerate (1.15) wraps the embeddings separately, and fails if the module around them, like
-    ``BertEmbeddings``, is wrapped too.
+    ``BertEmbeddings``, is wrapped too, which it is by default.
     """
-    units = {*(getattr(model, "_no_split_modules", None) or ())}
-    if plugin.fsdp_version == 2 and units and not plugin.transformer_cls_names_to_wrap:
-        embeddings = model.get_input_embeddings()
-        around = {type(m).__name__ for m in model.modules() if embeddings in m.modules()}
-        plugin.transformer_cls_names_to_wrap = sorted(units - around)
+    names = set()
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            names.add(type(module).__name__)
+    if plugin.fsdp_version == 2 and names and not plugin.transformer_cls_names_to_wrap:
+        plugin.transformer_cls_names_to_wrap = sorted(names)
 
 
 def _find_mistakes(values: ArgumentValues) -> Iterator[str]:

@@ -16,6 +16,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from finetune.runtime import internals
+
 #: The value of ``attn_implementation``.
 NAME = "finetune_few_sequences"
 #: Attribute of the mask of a batch without padding: the :class:`Group` list of its sequences.
@@ -34,7 +36,9 @@ WITHOUT_EFFECT = frozenset(
 
 def use(model: torch.nn.Module) -> None:
     """Make ``model`` use :func:`forward` for attention if it uses torch's kernel now."""
-    if isinstance(model, PreTrainedModel) and model.config._attn_implementation == "sdpa":
+    if not isinstance(model, PreTrainedModel) or not internals.has_softmax_backward():
+        return
+    if internals.attention_name(model.config) == "sdpa":
         AttentionInterface.register(NAME, forward)
         AttentionMaskInterface.register(NAME, sdpa_mask)
         model.set_attn_implementation(NAME)
@@ -42,7 +46,7 @@ def use(model: torch.nn.Module) -> None:
 
 def used_by(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
     """Return whether ``model`` uses :func:`forward` for attention."""
-    return isinstance(model, PreTrainedModel) and model.config._attn_implementation == NAME
+    return isinstance(model, PreTrainedModel) and internals.attention_name(model.config) == NAME
 
 
 def forward(
@@ -205,9 +209,7 @@ class _FewSequences(torch.autograd.Function):
                 weights = group.weights(queries, keys, ctx.scaling)
                 group.put(grad_value, torch.bmm(weights.transpose(1, 2), gradients))
                 products = torch.bmm(gradients, values.transpose(1, 2))
-                torch.ops.aten._softmax_backward_data(
-                    products, weights, -1, products.dtype, grad_input=products
-                )
+                internals.softmax_backward(products, weights)
                 result = torch.baddbmm(empty, products, keys, beta=0, alpha=ctx.scaling)
                 group.put(grad_query, result)
                 products = products.transpose(1, 2)

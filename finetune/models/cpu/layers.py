@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from finetune.runtime import internals
+
 _DTYPES = (torch.float32, torch.bfloat16)
 _STEPS = 2**16  # a dropout probability is a multiple of 1 / _STEPS
 
@@ -77,12 +79,12 @@ class PackedLinear(torch.nn.Module):
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self._packed = internals.pack_weight(linear.weight.detach())
         self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, input: torch.Tensor) -> Any:
         """Return shape ``(..., outputs)`` for an input of shape ``(..., inputs)``."""
-        return torch.ops.mkldnn._linear_pointwise(input, self._packed, self.bias, "none", [], "")
+        return internals.packed_linear(input, self._packed, self.bias)
 
     @property
     def weight(self) -> Any:
@@ -97,11 +99,12 @@ def pack(model: torch.nn.Module) -> None:
     as ``torch.nn.TransformerEncoderLayer`` does. Layers with hooks are left as they are.
     """
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not available or not is_of_library(model):
+    if not available or not is_of_library(model) or not internals.packs_linear():
         return
-    dtypes = _DTYPES if torch.ops.mkldnn._is_mkldnn_bf16_supported() else (torch.float32,)
+    dtypes = _DTYPES if internals.packs_bf16() else (torch.float32,)
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
-            is_hooked = layer._forward_hooks or layer._forward_pre_hooks
-            if type(layer) is torch.nn.Linear and layer.weight.dtype in dtypes and not is_hooked:
+            if type(layer) is not torch.nn.Linear or layer.weight.dtype not in dtypes:
+                continue
+            if not internals.may_have_hooks(layer):
                 setattr(module, name, PackedLinear(layer))

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from finetune.models.cpu import attention, layers
+from finetune.runtime import internals
 
 #: Model types whose layers get hidden states and a mask, but nothing else that depends on the
 #: positions of the tokens. No attribute of a configuration shows this.
@@ -66,7 +67,7 @@ def _is_supported(module: torch.nn.Module) -> bool:
     mixes_tokens = isinstance(module, torch.nn.MultiheadAttention)
     if mixes_tokens or not type(module).__module__.startswith(_TOKEN_BY_TOKEN):
         return False
-    if module._forward_hooks or module._forward_pre_hooks:
+    if internals.may_have_hooks(module):
         return False
     # an attention may have been changed since it was built from the configuration
     if getattr(module, "is_causal", None) is None:
