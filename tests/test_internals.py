@@ -7,23 +7,22 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import transformers
 from datasets import Dataset
 
 from finetune.data import arrow, digests
 from finetune.models.cpu import attention, layers, unpadded
-from finetune.runtime import internals
+from finetune.runtime import internals, versions
 from tests.conftest import ROOT
 from tests.models import small_model
 
 PACKAGES = ("finetune", "recipes", "metrics")
-EXEMPT = {
-    "finetune/runtime/internals.py",
-    "finetune/training/trainer.py",  # until its overrides are public
-}
+INTERNALS = "finetune/runtime/internals.py"
 #: Documented in spite of their names: of named tuples, of `os`, and of modules of `evaluate`.
 PUBLIC = {"_replace", "_exit", "_info", "_compute"}
 BY_NAME = ("getattr", "setattr", "hasattr", "delattr")
@@ -93,8 +92,8 @@ def test_private_members_of_libraries_are_in_one_module() -> None:
             source = path.read_text(encoding="utf-8")
             members[name] = set(find_private(source, functools.partial(globals_of, module)))
     private = {name for name, names in members.items() if names}
-    assert "finetune/runtime/internals.py" in private
-    assert {name: members[name] for name in private - EXEMPT} == {}
+    assert INTERNALS in private
+    assert {name: members[name] for name in private - {INTERNALS}} == {}
 
 
 def globals_of(module: str) -> dict[str, Any]:
@@ -174,8 +173,19 @@ def rows_are_mapped_without_progress() -> None:
     assert counts == []
 
 
+def no_checkpoint_is_saved() -> None:
+    assert not internals.save_checkpoint(cast(Any, SimpleNamespace(_save_checkpoint=None)))
+
+
+def no_random_states_are_loaded() -> None:
+    trainer = cast(Any, SimpleNamespace(_load_rng_state=None))
+    assert not internals.load_random_states(trainer, "checkpoint-1")
+
+
 #: Private member -> what is checked without it.
 WITHOUT = {
+    "_save_checkpoint": no_checkpoint_is_saved,
+    "_load_rng_state": no_random_states_are_loaded,
     "_linear_pointwise": linear_layers_are_kept,
     "_reorder_linear_weight": linear_layers_are_kept,
     "_is_mkldnn_bf16_supported": linear_layers_are_kept,
@@ -212,3 +222,12 @@ def test_every_member_is_in_the_installed_versions(recwarn: pytest.WarningsRecor
         Dataset.from_dict({"label": [1, 2]}).map(lambda row: row, keep_in_memory=True)
     assert counts == [2]
     assert not [w for w in recwarn if "is missing" in str(w.message)]
+
+
+def test_a_version_that_was_not_tested_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not [*versions.describe_untested()]
+    tested = {"transformers": ("4.0", "5.0"), "torch": ("2.0", "99.0")}
+    monkeypatch.setattr(versions, "TESTED", tested)
+    (sentence,) = versions.describe_untested()
+    assert sentence.startswith(f"transformers {transformers.__version__} is not tested")
+    assert "4.0 to 5.0" in sentence

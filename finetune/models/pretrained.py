@@ -5,12 +5,12 @@ Transformer with random weights; it is built from a configuration and needs no d
 """
 
 import contextlib
-import functools
 import json
 import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import shorten
+from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -222,8 +222,13 @@ def save_own_names(model: torch.nn.Module) -> None:
     best model and a resumed run would lack every LayerNorm.
     """
     if isinstance(model, PreTrainedModel):
-        save = functools.partial(model.save_pretrained, save_original_format=False)
-        model.save_pretrained = save  # type: ignore[method-assign]
+        # a method, and so that of its copy in a copy of the model
+        model.save_pretrained = MethodType(_save_pretrained, model)  # type: ignore[method-assign]
+
+
+def _save_pretrained(model: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
+    kwargs.setdefault("save_original_format", False)
+    type(model).save_pretrained(model, *args, **kwargs)
 
 
 def load_weights(model: torch.nn.Module, path: Path) -> torch.nn.Module:

@@ -21,6 +21,7 @@ from finetune.runtime import distributed
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    import transformers
     from datasets import Dataset
     from transformers import PretrainedConfig
 
@@ -36,6 +37,11 @@ MEMBERS = {
     "_forward_hooks": ("torch 2.13", _HOOKS),  # of torch.nn.Module
     "_forward_pre_hooks": ("torch 2.13", _HOOKS),
     "_attn_implementation": ("transformers 5.24", _ATTENTION),  # of PreTrainedConfig
+    "_save_checkpoint": (  # of Trainer
+        "transformers 5.24",
+        "a stop during an evaluation loses the steps since the last checkpoint",
+    ),
+    "_load_rng_state": ("transformers 5.24", "an evaluation that a resume repeats is not saved"),
     "_indices": ("datasets 5.2", "selected rows are copied: large data sets are read slowly"),
     "hf_tqdm": ("datasets 5.2", "tokenizing reports no progress"),  # of datasets.arrow_dataset
 }
@@ -121,6 +127,22 @@ def attention_name(config: PretrainedConfig) -> str | None:
         return None
     name: str | None = config._attn_implementation
     return name
+
+
+def save_checkpoint(trainer: transformers.Trainer) -> bool:
+    """Save a checkpoint outside of the library's loop; return whether that is possible."""
+    if not _has(trainer, "_save_checkpoint"):
+        return False
+    trainer._save_checkpoint(trainer.model_wrapped, None)
+    return True
+
+
+def load_random_states(trainer: transformers.Trainer, checkpoint: str) -> bool:
+    """Load those of a checkpoint before it is saved again; return whether that is possible."""
+    if not _has(trainer, "_load_rng_state"):
+        return False
+    trainer._load_rng_state(checkpoint)
+    return True
 
 
 def stored_rows(rows: Dataset, column: str) -> tuple[Dataset, np.ndarray | None]:

@@ -1,7 +1,6 @@
 """The library's ``Trainer``, with an exact loss, steps of global batches and complete checkpoints.
 
-The docstring of each overridden method gives the reason. All of them are public; two private ones
-are called, ``_save_checkpoint`` and ``_load_rng_state``, as they are in transformers 5.16 to 5.24.
+The docstring of each overridden method gives the reason. All of them are public.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ from finetune.data import batches, encoding
 from finetune.data.labels import list_names
 from finetune.errors import Diverged, UserError
 from finetune.models.cpu import exchange
-from finetune.runtime import distributed, files
+from finetune.runtime import distributed, files, internals
 from finetune.runtime.stopping import Stopped
 from finetune.training import checkpoint, steps
 from finetune.training.arguments import FinetuneArguments, shard_embeddings_once
@@ -416,10 +415,11 @@ class Trainer(transformers.Trainer):
         """Save outside of the library's loop, which has no public method for that."""
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            self._save_checkpoint(self.model_wrapped, None)
+            is_saved = internals.save_checkpoint(self)
         finally:
             self.args.save_total_limit = limit
-        self.complete_checkpoint()
+        if is_saved:
+            self.complete_checkpoint()
 
     def _require_all_weights(self, directory: Path) -> None:
         """Refuse a directory that lacks weights of the model: the library only warns when it loads
@@ -502,9 +502,10 @@ class Trainer(transformers.Trainer):
         if control.should_log and state.global_step > self._last_logged_step:
             self.log({"loss": 0.0, "learning_rate": self._learning_rate()})
         if control.should_evaluate and not is_evaluated:
-            self._load_rng_state(str(self._resumed))
+            has_random_states = internals.load_random_states(self, str(self._resumed))
             self._note_best(self.evaluate())
-            self._save_now()
+            if has_random_states:
+                self._save_now()
         control.should_log = control.should_evaluate = control.should_save = False
 
     def _note_best(self, metrics: Mapping[str, float]) -> None:
