@@ -99,6 +99,14 @@ class FinetuneArguments(TrainingArguments):
         return {**self.__dict__, "hub_token": None}
 
     @property
+    def device(self) -> torch.device:
+        """The device of this process; of a CPU without the index that some processes have, because
+        transformers 5.16 loads the optimizer of a checkpoint to it, which torch refuses.
+        """
+        device = super().device
+        return torch.device("cpu") if device.type == "cpu" else device
+
+    @property
     def should_save(self) -> bool:
         """Whether this process writes; False while a trainer is built."""
         return bool(super().should_save) and not self.builds_trainer

@@ -59,7 +59,11 @@ class TrainingCallback(TrainerCallback):
         self._begin()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep the library silent about an epoch without batches, if no step is left."""
+        """Set the epoch of the sampler, which transformers 5.16 does not do for one that is resumed.
+
+        If no step is left, the library is kept silent about an epoch without batches.
+        """
+        self.sampler.set_epoch(math.floor(state.epoch or 0))  # of a resumed one it is a fraction
         self._verbosity = library_logging.get_verbosity()
         if control.should_training_stop:
             library_logging.set_verbosity(logging.ERROR)
