@@ -59,7 +59,7 @@ class TrainingCallback(TrainerCallback):
         self._begin()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the epoch of the sampler, which transformers 5.16 does not do for one that is resumed.
+        """Set the epoch of the sampler, which transformers 5.16 does not do after a resume.
 
         If no step is left, the library is kept silent about an epoch without batches.
         """
