@@ -59,11 +59,15 @@ SHORT = f"--train_samples 512 --eval_samples 200 --max_steps {STEPS}"
 LONG = f"--train_samples 192 --eval_samples 100 --max_steps {STEPS // 3}"
 HALF = "--save_strategy steps --eval_strategy steps"
 HALF += f" --save_steps {STEPS // 2} --eval_steps {STEPS // 2}"
+RANDOM = "--head random"
+ACCUMULATION = "--gradient_accumulation_steps 2"
 REFERENCES = (
-    Reference("sentiment", "sentiment", SHORT),
-    Reference("sentiment in two processes", "sentiment", SHORT, processes=2),
-    Reference("sentiment resumed", "sentiment", f"{SHORT} {HALF}", resumed=True),
-    Reference("yelp with accumulation", "yelp", f"{LONG} --gradient_accumulation_steps 2"),
+    Reference("sentiment", "sentiment", f"{SHORT} {RANDOM}"),
+    Reference("sentiment from a probe", "sentiment", SHORT),
+    Reference("sentiment in two processes", "sentiment", f"{SHORT} {RANDOM}", processes=2),
+    Reference("sentiment resumed", "sentiment", f"{SHORT} {HALF} {RANDOM}", resumed=True),
+    Reference("yelp with accumulation", "yelp", f"{LONG} {ACCUMULATION} {RANDOM}"),
+    Reference("yelp from a probe", "yelp", f"{LONG} {ACCUMULATION}"),
     Reference("mnist", "mnist", SHORT),
 )
 PRECISIONS = {
