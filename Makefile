@@ -80,7 +80,7 @@ audit:  ## look for advisories on constraints.txt (needs pypi.org)
 bench: $(READY)  ## speed against the stock script (over an hour; CASE=start)
 	for case in $(CASE); do $(BIN)/python benchmarks/$$case.py || exit 1; done
 
-gpu-check: $(READY)  ## compare GPUs with one device (needs a GPU)
+gpu-check: $(READY)  ## compare GPUs with one device, and speed with the stock script (needs a GPU, 8 minutes)
 	$(BIN)/python benchmarks/gpu_check.py
 
 clean:  ## remove what the other targets made, but no run

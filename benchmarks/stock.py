@@ -7,10 +7,12 @@ This uses ``Trainer`` with its default arguments and ``DataCollatorWithPadding``
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from typing import Any
 
 import pandas as pd
+import torch
 from datasets import Dataset
 from transformers import (
     AutoModelForSequenceClassification,
@@ -24,19 +26,27 @@ from transformers import (
 
 
 class Clock(TrainerCallback):
-    """Prints samples/s over all steps but the first, which selects kernels."""
+    """Measures samples/s over all steps but the first ones, which select kernels."""
+
+    def __init__(self, warmup: int) -> None:
+        self.warmup = warmup
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the clock after the first step, and print after the last."""
-        if state.global_step == 1:
+        """Start the clock after the first steps, and stop it after the last."""
+        if state.global_step not in (self.warmup, state.max_steps):
+            return
+        if args.device.type != "cpu":
+            torch.accelerator.synchronize(args.device)
+        if state.global_step == self.warmup:
             self.started = time.perf_counter()
-        elif state.global_step == state.max_steps and state.is_world_process_zero:
-            rows = (state.max_steps - 1) * args.train_batch_size * args.world_size
-            print(f"throughput: {rows / (time.perf_counter() - self.started):.1f} samples/s")
+        else:
+            rows = (state.max_steps - self.warmup) * args.train_batch_size * args.world_size
+            self.rate = rows / (time.perf_counter() - self.started)
 
 
-def train(data: str, model: str, max_length: int, **arguments: Any) -> None:
-    """Train on a parquet file with the columns ``text`` and ``label``."""
+def train(data: str, model: str, max_length: int, warmup: int = 1, **arguments: Any) -> float:
+    """Train on a parquet file with the columns ``text`` and ``label``; return samples/s."""
+    clock = Clock(warmup)
     tokenizer = AutoTokenizer.from_pretrained(model)
     rows = Dataset.from_parquet(data).class_encode_column("label")
     rows = rows.map(
@@ -49,9 +59,10 @@ def train(data: str, model: str, max_length: int, **arguments: Any) -> None:
         train_dataset=rows,
         data_collator=DataCollatorWithPadding(tokenizer),
         processing_class=tokenizer,
-        callbacks=[Clock()],
+        callbacks=[clock],
     )
     trainer.train()
+    return clock.rate
 
 
 def predict(data: str, model: str, max_length: int) -> None:
@@ -72,10 +83,12 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int)
     options = parser.parse_args()
     if options.batch:
-        train(
+        rate = train(
             options.data, options.model, options.max_length,
             per_device_train_batch_size=options.batch, max_steps=options.steps, save_strategy="no",
             logging_strategy="no", report_to="none", output_dir="stock", use_cpu=True,
         )  # fmt: skip
+        if int(os.environ.get("RANK", 0)) == 0:
+            print(f"throughput: {rate:.1f} samples/s")
     else:
         predict(options.data, options.model, options.max_length)

@@ -7,6 +7,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,22 +33,31 @@ class Finished:
 
 
 def run(
-    words: Sequence[str | Path], scratch: Path, tree: Path = ROOT, kill_at: Path | None = None
+    words: Sequence[str | Path],
+    scratch: Path,
+    tree: Path = ROOT,
+    kill_at: Path | None = None,
+    devices: str | None = None,
+    limit: float | None = None,
 ) -> Finished:
     """Run ``python WORDS`` with the packages of a tree and a cache in ``scratch``.
 
-    With ``kill_at``, the process is killed as soon as that file exists.
+    With ``kill_at``, the process is killed as soon as that file exists. With ``devices``, it sees
+    these GPUs only. After ``limit`` seconds it gets SIGTERM.
 
     Raises:
         RuntimeError: If the process fails or ends before the kill; has the end of its output.
     """
     scratch.mkdir(parents=True, exist_ok=True)
+    paths = [str(tree.resolve()), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
-        "PYTHONPATH": str(tree.resolve()),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "HF_HOME": str(scratch / "cache"),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if devices is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = devices
     command, log = [sys.executable, *map(str, words)], scratch / "log"
     started = time.perf_counter()
     with log.open("w", encoding="utf-8") as file:
@@ -56,7 +66,12 @@ def run(
             time.sleep(0.01)
         if kill_at is not None:
             process.kill()
+        if limit is not None:
+            timer = threading.Timer(limit, os.kill, (process.pid, signal.SIGTERM))
+            timer.start()
         _, status, used = os.wait4(process.pid, 0)
+        if limit is not None:
+            timer.cancel()
     process.returncode = os.waitstatus_to_exitcode(status)
     output = log.read_text(encoding="utf-8")
     if process.returncode != (0 if kill_at is None else -signal.SIGKILL):

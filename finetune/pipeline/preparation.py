@@ -24,6 +24,7 @@ from finetune.recipe.options import ModelOptions
 from finetune.reporting import tracking
 from finetune.runtime import activity, distributed, hub, versions
 from finetune.runtime.importing import describe_error
+from finetune.training import rules
 from finetune.training import steps as training_steps
 from finetune.training.arguments import ArgumentValues
 from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
@@ -175,6 +176,8 @@ def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:
     """Return new settings, with the numbers of a resumed run that are unset in this command."""
     names = defaults.unset_names(settings.recipe, settings.training)
     stored = {name: value for name, value in resumed.configuration.items() if name in names}
+    if rules.ignores_warmup(settings.values):  # if it were typed, it would be refused
+        stored.pop("warmup_steps", None)
     return replace(settings, training={**settings.training, **stored})
 
 

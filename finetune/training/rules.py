@@ -66,6 +66,11 @@ _IN_BACKWARD = ("lomo", "layerwise")
 _WITH_TARGETS = ("galore", "apollo")
 
 
+def ignores_warmup(values: ArgumentValues) -> bool:
+    """Return whether the learning rate has no warm-up, whatever ``--warmup_steps`` says."""
+    return _text(values.lr_scheduler_type) in ("constant", "reduce_lr_on_plateau", "greedy")
+
+
 def recomputes(values: ArgumentValues | TrainingArguments) -> bool:
     """Return whether the backward pass computes activations again. The first name is that of
     transformers 5.17 and later, the second that of earlier versions.
@@ -144,7 +149,7 @@ def _find_ineffective(values: ArgumentValues, typed: Mapping[str, Any]) -> Itera
         ),
         "save_steps": (_text(values.save_strategy) == "steps", "--save_strategy steps"),
         "warmup_steps": (
-            schedule not in ("constant", "reduce_lr_on_plateau", "greedy"),
+            not ignores_warmup(values),
             "another --lr_scheduler_type, such as constant_with_warmup",
         ),
     }

@@ -258,6 +258,22 @@ def test_a_resume_keeps_the_rates(
         assert run.manifest.arguments[name] == started[name]
 
 
+@pytest.mark.contract("G5", "D6")
+def test_a_constant_rate_resumes_without_a_warm_up(
+    reviews: Path, bert: Path, tmp_path: Path
+) -> None:
+    """The stored warm-up has no effect; typed in the command, it is refused."""
+    options: dict[str, Any] = dict(dataset=str(reviews), model=str(bert), max_length=16)
+    options |= dict(output_dir=str(tmp_path / "run"), lr_scheduler_type="constant")
+    options |= dict(train_samples=64, save_strategy="steps", save_steps=10, baseline=False)
+    options |= dict(global_batch_size=8, disable_tqdm=True, head="random")
+    finetune.train("text", **options, max_steps=10)
+    run = finetune.train("text", **options, max_steps=11, resume_from_checkpoint="last")
+    assert run.manifest.steps == 11
+    with pytest.raises(finetune.UserError, match="--warmup_steps has no effect"):
+        finetune.train("text", **options, max_steps=10, warmup_steps=0.1)
+
+
 @pytest.mark.contract("G5")
 @pytest.mark.parametrize("labels", ["a" * 6 + "b", "a" * 60 + "b" * 2 + "c"])
 def test_a_rare_class_is_no_obstacle(labels: str, pretrained_bert: Path, tmp_path: Path) -> None:
