@@ -64,7 +64,7 @@ def require_splits(dataset: Any, step: str, names: Iterable[str] = ("train",)) -
     Raises:
         UserError: If it did not; the message names the step.
     """
-    if not isinstance(dataset, dict) or not {*names} <= {*dataset}:
+    if not isinstance(dataset, dict) or not set(names) <= set(dataset):
         raise UserError(
             f"{step}() returned {reprlib.repr(dataset)}: expected a DatasetDict with "
             f"{', '.join(names)}"

@@ -65,5 +65,5 @@ def write(path: Path, findings: Sequence[Finding], recipe: Any) -> int:
             )
     path.unlink(missing_ok=True)
     if written:
-        corrections.write_suspects(path, written, [*user_columns])
+        corrections.write_suspects(path, written, list(user_columns))
     return len(written)

@@ -68,7 +68,7 @@ class RecipeParser(HfArgumentParser):
         arguments = training_names()
         hints = get_type_hints(FinetuneArguments)
         #: The types of each training argument, without those of the items of a list.
-        self.types = {name: {*alternatives(hints[name])} for name in arguments}
+        self.types = {name: set(alternatives(hints[name])) for name in arguments}
         self.names = {*self.option_names, *arguments, *RUN_OPTIONS}
         self.flags: list[str] = []
         if clashes := sorted(self.option_names & {*arguments, *RUN_OPTIONS, *REFUSED}):

@@ -198,7 +198,7 @@ def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
         return
     sources = {**vars(recipe()), **(recipe.embedded if "embedded" in is_on else {}), **options}
     is_local = sources["dataset"] and not hub.names_repository(sources["dataset"])
-    may_have_mistakes = is_local or other_words or not options.keys() <= {*_SOURCES}
+    may_have_mistakes = is_local or other_words or not options.keys() <= set(_SOURCES)
     hub.go_offline(sources)
     if distributed.is_main_process() and not may_have_mistakes:
         hub.require(sources, embedded=bool(recipe.embedded), packaged=recipe.packaged_model)

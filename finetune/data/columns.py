@@ -112,7 +112,7 @@ def read_label_columns(
                 texts_of_rows = pc.fill_null(values.cast(pa.string()), "")
                 mask[numbers] = pc.not_equal(pc.utf8_trim_whitespace(texts_of_rows), "")
         masks |= {f"label in '{column.name}'": column.codes >= 0 for column in labels}
-        valid = np.logical_and.reduce([*masks.values()])
+        valid = np.logical_and.reduce(list(masks.values()))
         columns[split] = [column.only(valid) for column in labels]
         for kind, has_value in masks.items():
             fix = "--drop_invalid leaves them out"
@@ -173,7 +173,7 @@ def require_rows(
             )
     report.raise_errors()
     if targets.are_classes(train):
-        is_constant = np.array([{*trained.values()} <= {len(train)}])
+        is_constant = np.array([set(trained.values()) <= {len(train)}])
     else:
         numbers = np.reshape(targets.values(train), (len(train), -1))
         is_constant = (numbers == numbers[:1]).all(axis=0)

@@ -159,7 +159,7 @@ def apply(
             labels.loc[changes.index] = changes
             feature = rows.features["label"]
             rows = rows.remove_columns("label").select(np.flatnonzero(labels.notna()))
-            rows = rows.add_column("label", [*labels[labels.notna()]], feature=feature)
+            rows = rows.add_column("label", list(labels[labels.notna()]), feature=feature)
         corrected[split] = rows
     return corrected, applied
 
@@ -210,8 +210,8 @@ def _find_changes(
     if not unmatched.empty:
         mistakes.append(
             f"{locate(unmatched['line'])}: not in the data with this 'split', 'digest' and 'label' "
-            f"({list_names([*unmatched['text'].unique()])}): edit only 'new_label', use the file "
-            "made from this data, or remove the line"
+            f"({list_names(list(unmatched['text'].unique()))}): edit only 'new_label', use the "
+            "file made from this data, or remove the line"
         )
     changes = {}
     for row, requests in pairs[is_match].groupby("place"):
@@ -242,7 +242,7 @@ def _parse_label(cell: str, rows: Dataset) -> Any:
     """Return the label in a cell of ``new_label``, as class ids or numbers; None for ``drop``."""
     names = targets.class_names(rows)
     feature = rows.features["label"]
-    if cell.strip() == DROP and not {DROP, cell} & {*names}:
+    if cell.strip() == DROP and not {DROP, cell} & set(names):
         return None
     is_list = isinstance(feature, List)
     parsed = parse_list(cell) if is_list else None

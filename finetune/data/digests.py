@@ -134,7 +134,7 @@ def drop_repeated(
     """
     splits = index["split"].cat.categories
     hashes = (hash_rows(dataset[name], column, normalize=True) for name in splits)
-    codes = pd.factorize(np.array([*itertools.chain(*hashes)], dtype=object))[0]
+    codes = pd.factorize(np.array(list(itertools.chain(*hashes)), dtype=object))[0]
     index = index.assign(digest=codes[index.index])
     index["pair"] = index["digest"] * (index["label"].max() + 1) + index["label"]
     if "time" in index:  # the oldest first

@@ -67,9 +67,9 @@ class Frame:
 
     def row(self, *texts: list[int]) -> Columns:
         """Return the token ids of the text, or of both texts of a pair, with special tokens."""
-        row = {name: [*values] for name, values in self._example.items()}
+        row = {name: list(values) for name, values in self._example.items()}
         spans = zip(texts, self._spans, strict=True)
-        for text, span in reversed([*spans]):  # the spans before stay valid
+        for text, span in reversed(list(spans)):  # the spans before stay valid
             for name, values in row.items():
                 values[span] = text if name == "input_ids" else values[span][:1] * len(text)
         return row
@@ -109,7 +109,7 @@ class Encoder:
 
     def whole_rows(self, rows: Sequence[Read]) -> Iterator[list[int]]:
         """Yield the token ids of each row, without special tokens and truncation."""
-        return ([*itertools.chain(*texts)] for texts in self._tokens(self._columns(rows)))
+        return (list(itertools.chain(*texts)) for texts in self._tokens(self._columns(rows)))
 
     @functools.cached_property
     def _is_pair(self) -> bool:
@@ -137,7 +137,7 @@ class Encoder:
     def _columns(self, rows: Sequence[Read]) -> list[list[str]]:
         """Return the parts of rows as columns of texts; a single text is one part."""
         parts = ([row] if isinstance(row, str) else row for row in rows)
-        columns = [*map(list, zip(*parts, strict=True))]
+        columns = list(map(list, zip(*parts, strict=True)))
         if columns and len(columns) != self.parts:
             hint = f"expected {self.parts}: set --text_columns, and call labelled() in load()"
             raise UserError(f"the recipe loads rows of {len(columns)} texts, {hint}")
@@ -161,7 +161,7 @@ class Encoder:
         """
         room = self.max_length - self.special_tokens
         lengths = [len(ids) if self._is_pair else min(len(ids), room) for ids in parts]
-        shortened = [*parts]
+        shortened = list(parts)
         for place, number in enumerate(sorted(range(len(parts)), key=lengths.__getitem__)):
             ids = parts[number]
             share = min(lengths[number], room // (len(parts) - place))
@@ -171,7 +171,7 @@ class Encoder:
         if self._is_pair:
             return shortened
         first, *rest = shortened
-        return [[*itertools.chain(first, *([*self._separator[1], *ids] for ids in rest))]]
+        return [list(itertools.chain(first, *([*self._separator[1], *ids] for ids in rest)))]
 
 
 class Windows:

@@ -66,7 +66,7 @@ def parse_split_names(text: str | None) -> dict[str, str]:
         UserError: If the value is not ``SPLIT=NAME,SPLIT=NAME``.
     """
     names = dict(split_pairs(text or ""))
-    if not (names.keys() <= {*SPLITS} and all(names.values())) or names.get("train") == NONE:
+    if not (names.keys() <= set(SPLITS) and all(names.values())) or names.get("train") == NONE:
         expected = "train=NAME, validation=NAME or test=NAME (NAME none: not read)"
         raise UserError(f"--dataset_splits {text}: expected {expected}, separated by commas")
     return names
@@ -117,7 +117,7 @@ def choose_splits(
     if "train" not in chosen:
         mistake = f"data set '{dataset}' has no train split (it has: {listed}); choose another with"
         error = NoTrainSplit(f"{mistake} --dataset_splits train=NAME{hint}")
-        error.splits = [*names]
+        error.splits = list(names)
         raise error
     if unread := [name for name in unread if name not in chosen.values()]:
         facts.append(f"not read: {_list_names(unread)} (--dataset_splits SPLIT=NAME)")

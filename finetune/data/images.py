@@ -126,7 +126,7 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
                 results += pool.map(check, batch["image"])
         if (is_unusable := np.array(results, dtype=object) != "").any():
             splits[split] = rows.select(np.flatnonzero(~is_unusable))
-            examples = "; ".join([*filter(None, results)][:5])
+            examples = "; ".join(list(filter(None, results))[:5])
             description = f"with an image that cannot be used, such as {examples}"
             fix = "--drop_invalid leaves them out"
             numbers = np.flatnonzero(is_unusable)

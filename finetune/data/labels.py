@@ -100,12 +100,12 @@ def read_label_column(rows: Dataset, name: str) -> LabelColumn:
     inner = feature.feature if isinstance(feature, List) else feature
     classes = inner.names if isinstance(inner, ClassLabel) else []
     cells = rows[name][:]
-    keys = np.array([*map(repr, cells)], dtype=object)  # 1, True and "1" are different labels
+    keys = np.array(list(map(repr, cells)), dtype=object)  # 1, True and "1" are different labels
     codes = pd.factorize(keys)[0]
     values = [cells[row] for row in np.unique(codes, return_index=True)[1].tolist()]
     if classes:
         names = dict(enumerate(classes)).get
-        values = [[*map(names, v)] if isinstance(v, list) else names(v) for v in values]
+        values = [list(map(names, v)) if isinstance(v, list) else names(v) for v in values]
     are_labels = [  # an empty list is valid: a row without any label
         None not in v if isinstance(v, list) else not pd.isna(v) and str(v).strip() != ""
         for v in values
@@ -242,18 +242,18 @@ def encode_names(
     present = {name for column in by_name.values() for cell in column.values for name in cell}
     renamed = {name: options.renames.get(name, name) for name in (*declared, *present)}
     occurring = {renamed[name] for name in present}
-    ordered = [*dict.fromkeys(renamed[name] for name in declared)]
-    if occurring <= {*options.names}:
-        is_complete = is_set or {*ordered} == {*options.names}
+    ordered = list(dict.fromkeys(renamed[name] for name in declared))
+    if occurring <= set(options.names):
+        is_complete = is_set or set(ordered) == set(options.names)
         ordered = [name for name in options.names if is_complete or name in occurring]
     else:
-        ordered += sorted(occurring - {*ordered}, key=natural_key)
+        ordered += sorted(occurring - set(ordered), key=natural_key)
     numbers = {name: ordered.index(renamed[name]) for name in present}
     labels = {}
     for split, column in by_name.items():
         cells = [sorted({numbers[name] for name in cell}) for cell in column.values]
         kind = pa.list_(pa.int64()) if is_set else pa.int64()
-        values = pa.array(cells if is_set else [*itertools.chain(*cells)], kind)
+        values = pa.array(cells if is_set else list(itertools.chain(*cells)), kind)
         labels[split] = values.take(pa.array(column.codes, mask=column.codes < 0))
     feature: Any = ClassLabel(names=ordered)
     unmapped = sorted(options.renames.keys() - renamed.keys())
@@ -301,7 +301,7 @@ def _read_names(
         if is_set:
             cell = [_class_name(label).strip() for label in labels or ()]
             is_refused = labels is None or not all(map(is_class, labels))
-            is_refused |= len({*cell}) < len(cell) and {*cell} <= {"0", "1", "False", "True"}
+            is_refused |= len(set(cell)) < len(cell) and set(cell) <= {"0", "1", "False", "True"}
         else:
             cell = [_class_name(value)]
             is_refused = labels is not None or isinstance(value, dict)
@@ -342,7 +342,7 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
         sorted(numbers[number] for number in label) if is_set else numbers[label]
         for label in targets.values(rows)
     ]
-    label = ClassLabel(names=[*names])
+    label = ClassLabel(names=list(names))
     feature: Any = List(label) if is_set else label
     return rows.remove_columns("label").add_column("label", labels, feature=feature)
 

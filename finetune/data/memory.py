@@ -98,7 +98,7 @@ def _as_table(split: str, rows: Any) -> pa.Table:
     if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
         names = dict.fromkeys(name for row in rows for name in row)
         cells = [pa.array([row.get(name) for row in rows], from_pandas=True) for name in names]
-        return pa.table(cells, names=[*map(str, names)])
+        return pa.table(cells, names=list(map(str, names)))
     raise UserError(
         "dataset: expected a path, a name on the Hub, a DataFrame, a Dataset, a list of dicts, or "
         f"a dict of these by split; found {type(rows).__name__} as the {split} data"

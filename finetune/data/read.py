@@ -42,7 +42,7 @@ _VERSION = 8
 #: Suffixes of the files that can be read, without the suffix of a compression.
 READABLE = (*formats.FILES, ".txt")
 #: Suffixes of the files whose rows have line numbers.
-_WITH_LINES = {*formats.TEXTS} - {".json"}
+_WITH_LINES = set(formats.TEXTS) - {".json"}
 #: The XML of a cell with a formula but no value; with `t="str"` the value is an empty text.
 _UNCOMPUTED = re.compile(
     rb'<c\b(?![^>]*\bt="str")(?:[^>]*?\br="(\w+)")?[^>]*>\s*'

@@ -142,7 +142,7 @@ class Source:
     def _read_classes(self, paths: Sequence[Path]) -> Dataset:
         files = [path.relative_to(Path(self.dataset).expanduser()) for path in paths]
         labels = [file.parts[self.files.class_level] for file in files]
-        rows = Dataset.from_dict({"label": labels, "file": [*map(str, files)]})
+        rows = Dataset.from_dict({"label": labels, "file": list(map(str, files))})
         if self.files.kind == "images":
             images = [str(path.absolute()) for path in paths]
             return rows.add_column("image", images).cast_column("image", Image())
@@ -203,7 +203,7 @@ def _join_files(
             facts.setdefault(fact, path.name)
         columns = rows.column_names
         expected = tables[0].column_names
-        if {*columns} != {*expected}:
+        if set(columns) != set(expected):
             raise UserError(f"{path}: columns {columns}, expected {expected} as in {paths[0]}")
     for fact, name in facts.items():
         report.info(f"{name}: {fact}", name="reading", split=split)

@@ -168,7 +168,7 @@ def make_splits(
     if not (index["split"] == "train").any():
         reasons = (finding.message for finding in report.findings if finding.split == "train")
         raise UserError(f"no training rows are left: {'; '.join(reasons)}")
-    if plan.time_column and {*HELD_OUT} <= dataset.keys():
+    if plan.time_column and set(HELD_OUT) <= dataset.keys():
         reason = "the data has all splits, so no rows are split off by time"
         report.info(f"--time_column {plan.time_column}: {reason}")
     if not targets.are_classes(dataset["train"]):

@@ -131,7 +131,7 @@ def report_rows(
             rows=numbers,
             count=count,
             examined=total,
-            suspects=[*map(Suspect, numbers, *(suspects or [[description] * len(numbers)]))],
+            suspects=list(map(Suspect, numbers, *(suspects or [[description] * len(numbers)]))),
         )
     )
 

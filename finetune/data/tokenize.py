@@ -52,8 +52,8 @@ def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
         splits[split] = rows.map(
             combine,
             batched=True,
-            input_columns=[*columns],
-            remove_columns=[*columns],
+            input_columns=list(columns),
+            remove_columns=list(columns),
             features=Features({**features, "text": Value("string"), TEXTS: List(Value("string"))}),
         )
     return splits
@@ -61,7 +61,7 @@ def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
 
 def read_by_model(rows: dict[str, list[Any]] | Dataset) -> list[Read]:
     """Return the input of the model in raw rows: ``texts`` if there are any, else ``text``."""
-    columns = rows.column_names if isinstance(rows, Dataset) else [*rows]
+    columns = rows.column_names if isinstance(rows, Dataset) else list(rows)
     texts = list(rows[TEXTS if TEXTS in columns else "text"][:])
     if TEXTS in columns and list(rows["text"][:]) != ["\n".join(row) for row in texts]:
         raise UserError(f"the recipe changes 'text' but not '{TEXTS}', which the model reads")
@@ -133,9 +133,9 @@ def _encode(
     else:
         places, rows = zip(*windows.rows(batch["text"]), strict=True)
         columns = {name: [row[name] for row in rows] for name in rows[0]}
-        columns[COLUMN] = np.asarray(numbers)[[*places]]
-        labels = labels[[*places]]
-    return {**columns, "labels": labels, "length": [*map(len, columns["input_ids"])]}
+        columns[COLUMN] = np.asarray(numbers)[list(places)]
+        labels = labels[list(places)]
+    return {**columns, "labels": labels, "length": list(map(len, columns["input_ids"]))}
 
 
 def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -> Dataset:

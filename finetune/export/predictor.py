@@ -139,14 +139,14 @@ class Predictor:
         if batch is None or isinstance(batch, str | bytes):
             raise UserError(f"expected a list of rows, found {batch!r:.60}: put it into a list")
         if isinstance(batch, Mapping) or hasattr(batch, "columns"):
-            available = [*map(str, getattr(batch, "columns", batch))]
+            available = list(map(str, getattr(batch, "columns", batch)))
             for name in self._names:
                 if available.count(name) > 1:
                     raise UserError(f"the data has two columns named '{name}': rename one")
                 if name not in available:
                     hint = f"{suggestion(name, available)} (available: {', '.join(available)})"
                     raise UserError(f"the data has no column '{name}'{hint}")
-            rows = [*zip(*([*batch[name]] for name in self._names), strict=True)]
+            rows = list(zip(*(list(batch[name]) for name in self._names), strict=True))
         else:
             rows = [row if isinstance(row, tuple) else (row,) for row in batch]
         for number, row in enumerate(rows, 1):

@@ -52,7 +52,7 @@ class FastTokenizer:
         if isinstance(text, str):
             row = self._tokenizer.encode(text, pair, add_special_tokens=add_special_tokens)
             return {name: getattr(row, _NAMES[name]) for name in self._inputs}
-        rows = self._tokenizer.encode_batch([*text], add_special_tokens=add_special_tokens)
+        rows = self._tokenizer.encode_batch(list(text), add_special_tokens=add_special_tokens)
         return {name: [getattr(row, _NAMES[name]) for row in rows] for name in self._inputs}
 
 
@@ -71,7 +71,7 @@ class TextEncoder:
     def rows(self, texts: Sequence[Any]) -> tuple[list[Columns], np.ndarray]:
         """Return tokenized rows, and the number of the text of each: several windows may be one."""
         if self._windows is not None:
-            windows = [*self._windows.rows(texts)]
+            windows = list(self._windows.rows(texts))
             numbers = np.array([number for number, _ in windows])
             return [self._with_token(row) for _, row in windows], numbers
         columns = self._encoder(texts)

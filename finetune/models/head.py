@@ -42,7 +42,7 @@ def match_outputs(trained: Sequence[str], labels: Sequence[str]) -> list[int] | 
     """
     default_names = [f"LABEL_{index}" for index in range(len(labels))]
     if len(trained) == len(labels) and default_names in (list(trained), list(labels)):
-        return [*range(len(labels))]
+        return list(range(len(labels)))
     if sorted(trained) != sorted(labels) or len(set(trained)) < len(trained):
         return None
     return [trained.index(label) for label in labels]

@@ -95,7 +95,7 @@ def check_settings(settings: Settings, progress: Progress = ignore, *, deep: boo
             report.info("--deep was skipped: first fix the errors", name="deep")
     findings = [
         replace(finding, message=report.text(finding, fix=False))
-        for finding in sorted(report.findings, key=lambda f: [*STATUS].index(f.severity))
+        for finding in sorted(report.findings, key=lambda f: list(STATUS).index(f.severity))
     ]
     splits = {}
     for name, rows in recipe.splits.items() if is_read else ():

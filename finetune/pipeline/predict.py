@@ -83,7 +83,7 @@ def predict(
         elif memory.is_table(data):  # of polars, for instance
             frame = arrow.plain(pa.table(data)).to_pandas(integer_object_nulls=True)
         else:
-            frame = _frame(data, [*request.choose_columns()])
+            frame = _frame(data, list(request.choose_columns()))
             if isinstance(data, pd.Series):
                 frame.index = data.index
         if repeated := frame.columns[frame.columns.duplicated()].tolist():
@@ -247,7 +247,7 @@ def _request(
     is_image = isinstance(request.recipe, ImageRecipe)
     unused = {"text_column", "text_columns"} if is_image else {"image_column"}
     if request.kind not in READABLE:
-        unused |= {*FILES}
+        unused |= set(FILES)
     if flags := [f"--{name}" for name in READING if name in unused and getattr(options, name)]:
         report.error(f"{', '.join(flags)}: not for {request.name} and the model of {run.path}")
     suffix = "a frame" if source is None else request.suffix

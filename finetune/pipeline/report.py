@@ -295,7 +295,7 @@ def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
     count = f"Predictions differ on {len(comparison.disagreements):,} of {comparison.rows:,} rows."
     examples = Table("Most confident disagreements", header, rows)
     sections: dict[str, list[Any]] = {
-        "Scores": [comparison.scores([*comparison.metrics[0]])],
+        "Scores": [comparison.scores(list(comparison.metrics[0]))],
         "Settings": tables.settings(names, comparison.settings) or ["All settings are the same."],
         "Disagreements": [count, examples] if rows else [count],
     }

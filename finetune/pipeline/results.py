@@ -80,7 +80,7 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
             notes=list(recipe.notes),
             findings=[finding.facts for finding in recipe.report.findings],
             tested_in="test" if "test" in recipe.source else "train",
-            corrections=[*recipe.corrections],
+            corrections=list(recipe.corrections),
             revision=sources.find_commit(recipe.splits["train"]),
             split_how=recipe.split_how,
         ),

@@ -172,8 +172,8 @@ def _report_without_training(prepared: Prepared) -> Run:
         if prepared.resumption.path is not None:
             activity.say(f"would resume from {prepared.resumption.path}")
         rows = recipe.prepared["train"]
-        unused = {arguments.length_column_name, COLUMN} & {*rows.column_names}
-        rows = rows.remove_columns([*unused])
+        unused = {arguments.length_column_name, COLUMN} & set(rows.column_names)
+        rows = rows.remove_columns(list(unused))
         rows = rows.select(range(min(arguments.per_device_train_batch_size or 1, len(rows))))
         batch = recipe.data_collator()(list(rows))
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in batch.items())

@@ -75,7 +75,7 @@ class Request:
                     f"(available: {', '.join(map(str, names))})"
                 )
         self.reads_images = isinstance(self.recipe, ImageRecipe) or (
-            [*self.columns_read] == ["file"] and not isinstance(self.recipe, TextRecipe)
+            list(self.columns_read) == ["file"] and not isinstance(self.recipe, TextRecipe)
         )
         self.added = []  # the names of the added columns, which the input does not have
         no_rows = np.zeros((0, self.task.width), np.float32)
@@ -124,7 +124,7 @@ class Request:
         file = read.read_file(path, ReadOptions(**options))
         self.file_facts = [f"{path.name}: {fact}" for fact in file.facts]
         table = file.rows.data.table
-        binary = {*table.column_names} - {*without_bytes(table).column_names}
+        binary = set(table.column_names) - set(without_bytes(table).column_names)
         if binary and self.suffix != ".parquet":
             raise UserError(f"the column '{min(binary)}' holds bytes: write parquet (--output)")
         return table
@@ -211,6 +211,6 @@ def _read_lines(no_rows: pa.Table) -> Iterator[pa.Table]:
                     f"({', '.join(names)}), separated by tabs, in UTF-8 and without null bytes, "
                     f"found {line!r:.60}"
                 )
-        yield pa.table([*map(list, zip(*rows, strict=True))], schema=no_rows.schema)
+        yield pa.table(list(map(list, zip(*rows, strict=True))), schema=no_rows.schema)
     if not number:
         yield no_rows

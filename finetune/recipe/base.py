@@ -399,7 +399,7 @@ class Recipe(RecipeOptions):
 
         defaults = self.defaults()
         scoring = self.known_scoring
-        names = [*self.own_metrics]
+        names = list(self.own_metrics)
         if self.metrics != type(self).metrics:
             defaults.pop("metric_for_best_model", None)
         if scoring and "splits" in vars(self):

@@ -277,7 +277,7 @@ def validate(recipe: Any) -> None:
     if isinstance(recipe, ModelOptions):
         _check_adapter(recipe, report)
     order = split_values(values.get("label_order") or "")
-    if len({*order}) < len(order):
+    if len(set(order)) < len(order):
         report.error(f"--label_order {values['label_order']}: expected each class once")
     report.raise_errors()
 

@@ -52,7 +52,7 @@ class TextRecipe(Recipe, TextOptions):
 
         texts = self.columns_read()
         options = self.label_options()
-        labels = [*options.columns]
+        labels = list(options.columns)
         is_one = self.text_columns is None
         flags = {
             "--text_column" if is_one else "--text_columns": texts,

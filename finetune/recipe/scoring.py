@@ -125,7 +125,7 @@ class Scoring:
 
         task.refuse_metrics(self.arguments)
         if self.arguments == task.metrics:
-            return [*self.arguments]
+            return list(self.arguments)
         load.cache_clear()  # in a notebook, a file may have been edited
         report = Report()
         owners: dict[str, str] = {}
@@ -141,7 +141,7 @@ class Scoring:
                             "choose another name"
                         )
         report.raise_errors()
-        return [*owners]
+        return list(owners)
 
     def _compute(self, name: str, task: Task[Any], prediction: EvalPrediction) -> dict[str, float]:
         """Return the scores of a metric by name; a single score is named after the metric."""
@@ -168,7 +168,7 @@ class Scoring:
             scores: Any = metric.compute(**{key: inputs[key] for key in features}, **options)
         except (Exception, SystemExit) as error:
             raise UserError(describe_error(error, path, title)) from error
-        numbers = [*scores.values()] if isinstance(scores, Mapping) else []
+        numbers = list(scores.values()) if isinstance(scores, Mapping) else []
         if not numbers or not all(isinstance(number, Real) for number in numbers):
             raise UserError(f"{title} returned {scores!r:.200}: expected a dict of numbers by name")
         if len(numbers) == 1 and not (is_path(module) and name == path.stem):

@@ -92,14 +92,14 @@ def _prediction_blocks(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> li
 
 
 def _class_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
-    blocks: list[Any] = [*tables.classes(run.statistics)]
+    blocks: list[Any] = list(tables.classes(run.statistics))
     if len(rows.names) <= MOST_CONFUSED:  # a plot of more classes would be unreadable
         blocks.append([plots.confusion(rows.confusion, rows.names)])
     return blocks
 
 
 def _label_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
-    blocks: list[Any] = [*tables.classes(run.statistics)]
+    blocks: list[Any] = list(tables.classes(run.statistics))
     if run.statistics.thresholds:
         blocks.append(
             "The thresholds were fitted on the validation rows, so validation scores are too good."
@@ -107,7 +107,7 @@ def _label_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
     examples = []
     for index in mistakes.farthest(rows)[:_MOST_MISTAKES]:
         names = [", ".join(table[name].iloc[index]) or "none" for name in (LABEL, PREDICTION)]
-        examples.append((index, [*map(Cell, names)]))
+        examples.append((index, list(map(Cell, names))))
     return [*blocks, *_examples(table, "labels predicted", examples)]
 
 
@@ -196,7 +196,7 @@ def _examples(
 _SECTIONS: Mapping[str, Callable[[Run, pd.DataFrame, Any], list[Any]]] = {
     "training": lambda run, table, rows: [plots.learning_curves(run.manifest)],
     "predictions": _prediction_blocks,
-    "targets": lambda run, table, rows: [*tables.targets(run.statistics)],
+    "targets": lambda run, table, rows: list(tables.targets(run.statistics)),
     "classes": _class_blocks,
     "labels": _label_blocks,
     "probabilities": _probability_blocks,

@@ -195,7 +195,7 @@ def export(export: Export) -> list[Table | str]:
         texts.append(f"{check['largest_difference']:.2g}")
         neighbours = check["neighbours"]
         texts.append(f"{neighbours['changed']:,} of {neighbours['rows']:,}")
-        rows.append([*map(Cell, [name, *texts])])
+        rows.append(list(map(Cell, [name, *texts])))
     parts: list[Table | str] = [Table("checked on validation rows of the run", header, rows)]
     if quantized is None:
         return parts
@@ -211,7 +211,7 @@ def classes(statistics: Statistics) -> list[Table]:
     scores = statistics.classes or {}
     thresholds = statistics.thresholds or {}
     areas = [name for name in AREAS if any(name in row for row in scores.values())]
-    names = [*scores]
+    names = list(scores)
     caption = "Each class against the rest"
     if len(scores) > _MOST_CLASSES:
         names = sorted(scores, key=lambda name: scores[name]["f1"]["value"])[:_MOST_CLASSES]
@@ -268,7 +268,7 @@ def verdicts(run: Run) -> list[str]:
     sentences = []
     advice = []
     for baseline, gaps in run.statistics.beyond.items():
-        if not gaps.keys() & {*run.headline[:1]}:
+        if not gaps.keys() & set(run.headline[:1]):
             continue
         sentences.append(
             judge("The model", f"the baseline '{baseline}'", gaps, run.headline, better)

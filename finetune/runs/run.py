@@ -157,7 +157,7 @@ class Run:
         and ``file`` may be columns of the data.
         """
         table = self.predictions
-        user_columns = {*table.attrs.get(USER_COLUMNS, [])} - {"id", "file"}
+        user_columns = set(table.attrs.get(USER_COLUMNS, [])) - {"id", "file"}
         return table.drop(columns=user_columns).rename(columns=usual_name)
 
     @property
@@ -249,7 +249,7 @@ class Run:
         options = dict(manifest.options)
         if scores:
             metrics = scoring.Scoring.of_names(options.get("metrics") or "").arguments
-            catalog.refuse_untrusted([*scoring.files_of(metrics).values()], "metric", path)
+            catalog.refuse_untrusted(list(scoring.files_of(metrics).values()), "metric", path)
         elif options.get("metrics"):
             options["metrics"] = None
         if "model" in options:
@@ -271,7 +271,7 @@ class Run:
         if not (arguments := self.manifest.scoring):
             return self.recipe().compute_metrics
         files = scoring.files_of(arguments).values()
-        catalog.refuse_untrusted([*files], "metric", self.path / MANIFEST)
+        catalog.refuse_untrusted(list(files), "metric", self.path / MANIFEST)
         return functools.partial(scoring.Scoring(**arguments), task=self.kind)
 
     def model(self) -> torch.nn.Module:

@@ -232,7 +232,7 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
                 failure = UserError(*(f"{prefix}{mistake}" for mistake in error.mistakes))
             except RunError as error:
                 failure = error
-        if failures := [*filter(None, gather(failure, waiting))]:
+        if failures := list(filter(None, gather(failure, waiting))):
             raise failures[0]
     pickled: bytes | None = None
     if share:

@@ -25,7 +25,7 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 def names_repository(name: str | None) -> bool:
     """Return whether ``name`` is a repository on the Hub, not a path or an embedded name."""
-    if not name or not {*":*?["}.isdisjoint(name) or name.startswith((".", "/", "~")):
+    if not name or not set(":*?[").isdisjoint(name) or name.startswith((".", "/", "~")):
         return False
     return formats.suffix(name) not in formats.FILES and not Path(name).exists()
 

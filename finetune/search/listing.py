@@ -18,7 +18,7 @@ def list_runs(directory: str | Path) -> dict[str, str]:
     lines = {}
     for path in sorted(Path(directory).expanduser().glob("*/")):
         if is_set(path):
-            lines[path.name] = f"set of {counted(len([*path.glob(f'*/{MANIFEST}')]), 'run')}"
+            lines[path.name] = f"set of {counted(len(list(path.glob(f'*/{MANIFEST}'))), 'run')}"
         elif (path / MANIFEST).exists():
             run = Run(path)
             try:

@@ -86,7 +86,7 @@ def parse_space(text: str | Mapping[str, Any], recipe: type[Recipe]) -> dict[str
 
 def _distribution(name: str, values: Any) -> BaseDistribution:
     if not isinstance(values, str):
-        choices = [*values] if isinstance(values, Sequence) else []
+        choices = list(values) if isinstance(values, Sequence) else []
         if len(choices) < 2:
             raise UserError(f"--space {name}: expected two values or more, found {values!r}")
         return _choice(name, values, choices)
@@ -145,7 +145,7 @@ def most_epochs(space: Mapping[str, BaseDistribution], values: ArgumentValues) -
     """Return the most epochs of a trial, rounded up."""
     epochs: list[float] = [values.num_train_epochs]
     if "num_train_epochs" in space:
-        epochs = [*list_values(space["num_train_epochs"])]
+        epochs = list(list_values(space["num_train_epochs"]))
     return math.ceil(max(epochs))
 
 

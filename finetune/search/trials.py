@@ -232,7 +232,7 @@ class Trials:
             if self._study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
                 return None
             if (best := self._best()) is None:
-                reasons = sorted({*map(reason_of, list_trials(self._study))})
+                reasons = sorted(set(map(reason_of, list_trials(self._study))))
                 raise RunError(f"no trial has a score: {'; '.join(reasons)}")
             path = self._path(best.number)
             try:

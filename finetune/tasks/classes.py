@@ -39,7 +39,7 @@ _FEWEST_POSITIVES = 10
 
 
 def _probabilities_in(table: pd.DataFrame, names: Sequence[str]) -> Probabilities:
-    return Probabilities(table[[*map(probability_of, names)]].to_numpy(np.float64))
+    return Probabilities(table[list(map(probability_of, names))].to_numpy(np.float64))
 
 
 def _probability_columns(names: Sequence[str], probabilities: Probabilities) -> Columns:
@@ -200,7 +200,9 @@ class MultiLabel(Task[ScoredLabels]):
 
     def scored_in(self, table: pd.DataFrame) -> ScoredLabels:
         index = pd.Index(self.labels)
-        is_positive = targets.indicators([*map(index.get_indexer, table[LABEL])], len(self.labels))
+        is_positive = targets.indicators(
+            list(map(index.get_indexer, table[LABEL])), len(self.labels)
+        )
         return ScoredLabels(is_positive, self.labels, _probabilities_in(table, self.labels))
 
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:

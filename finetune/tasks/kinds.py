@@ -194,7 +194,7 @@ def _decide_values(column: LabelColumn, options: LabelOptions, report: Report) -
     for word, index in unmapped.items():
         if labels.looks_printed(word) and parse_list(word) is None:
             _ask(column, index, report, ", which looks like a printed list")
-    if separated := _find_separator([*unmapped]):
+    if separated := _find_separator(list(unmapped)):
         separator, word = separated
         _ask(column, unmapped[word], report, separator=separator)
     return "single_label", reason
@@ -209,12 +209,14 @@ def _find_separator(words: Sequence[str]) -> tuple[str, str] | None:
     """
     names = {word.strip() for word in words}
     separators = Counter(
-        match.strip() or match for word in words for match in {*re.findall(r"[\W_]+", word.strip())}
+        match.strip() or match
+        for word in words
+        for match in set(re.findall(r"[\W_]+", word.strip()))
     )
     for separator, _ in separators.most_common(20):
         splits = {word: [part.strip() for part in word.split(separator)] for word in words}
         cells = {word: parts for word, parts in splits.items() if len(parts) > 1 and all(parts)}
-        parts = {*itertools.chain(*cells.values())}
+        parts = set(itertools.chain(*cells.values()))
         is_usual = separator in (";", "|") or (separator == "," and all(map(str.isdecimal, parts)))
         are_few = 2 * len(cells) > len(words) and len(parts) <= len(cells)
         are_short = all(len(part.split()) <= 3 for part in parts)

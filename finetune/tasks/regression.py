@@ -62,13 +62,15 @@ class Regression(Task[ScoredNumbers]):
         facts: dict[str, Any] = {}
         if (deviation := targets.std(axis=0)).all():
             facts = {"mean": targets.mean(axis=0).tolist(), "deviation": deviation.tolist()}
-        names = [*names] or [f"target {number + 1}" for number in range(targets.shape[1])]
+        names = list(names) or [f"target {number + 1}" for number in range(targets.shape[1])]
         target_names = names if labels.ndim == 2 else []
         return cls(labels=target_names, loss_function=loss_function, **facts)
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"mean": [*self.mean], "deviation": [*self.deviation]} if self.deviation else {}
+        return (
+            {"mean": list(self.mean), "deviation": list(self.deviation)} if self.deviation else {}
+        )
 
     @property
     def feature(self) -> Any:

@@ -253,7 +253,7 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
         yield f"--early_stopping_patience needs --load_best_model_at_end true, {flags}"
     installed = trackers.get_available_reporting_integrations()  # type: ignore[no-untyped-call]
     names = [values.report_to] if isinstance(values.report_to, str) else values.report_to or []
-    for name in sorted({*names} - {"none", "all", *installed}):
+    for name in sorted(set(names) - {"none", "all", *installed}):
         known = trackers.INTEGRATION_TO_CALLBACK
         hint = "" if name in known else suggestion(name, known)
         hint = f": pip install '{DISTRIBUTION}[{name}]'" if name in _TRACKERS else hint

@@ -110,7 +110,7 @@ def _find_unknown_values(values: ArgumentValues) -> Iterator[str]:
     choices["torch_compile_mode"] = _COMPILE_MODES
     if values.torch_compile_backend is not None:  # the list takes a second
         names = {backend.value.lower() for backend in DynamoBackend}
-        choices["torch_compile_backend"] = sorted(names & {*torch.compiler.list_backends(())})
+        choices["torch_compile_backend"] = sorted(names & set(torch.compiler.list_backends(())))
     if isinstance(values.report_to, list) and len(values.report_to) > 1:
         for word in {"all", "none"}.intersection(values.report_to):
             yield f"--report_to {' '.join(values.report_to)}: expected {word} alone, or without it"
