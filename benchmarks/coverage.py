@@ -129,7 +129,7 @@ def simulate(draw: Draw, name: str, rows: int, models: int, repeats: int) -> tup
         function = metrics.estimate if models == 1 else metrics.estimate_difference
         return function(*samples, {name: METRICS[samples[0].kind, name]})[name]
 
-    with unittest.mock.patch.multiple(estimates, GROUPS=2, MOST_GROUPS=2):  # only the value
+    with unittest.mock.patch.multiple(estimates, GROUPS=2, MAX_GROUPS=2):  # only the value
         truth = np.mean([run(10**6 + number, SAMPLE)["value"] for number in range(SAMPLES)])
     ends = np.array([[*run(seed, rows).values()][1:] for seed in range(repeats)])
     ends = ends[~np.isnan(ends[:, 0])]

@@ -26,7 +26,7 @@ PYTHON = "3.12"
 #: pip takes wheels of exactly these platforms; the numbers are those of glibc 2.5 to 2.39.
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(5, 40)]
 PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
-MOST_MIB = 60
+MAX_MIB = 60
 #: Packages of the GPU machine: those that it has for torch, transformers, peft, scikit-learn,
 #: pandas, pyarrow and matplotlib.
 PRESENT = {
@@ -111,7 +111,7 @@ def main() -> str | None:
         print(f"{wheels[name].stat().st_size / 2**20:6.2f} MiB  {wheels[name].name}")
     print(f"{mib:6.2f} MiB in {len(wheels)} wheels. On the GPU machine:")
     print(f"pip install --no-index --no-deps {directory}/*.whl")
-    return None if mib <= MOST_MIB else f"expected at most {MOST_MIB} MiB"
+    return None if mib <= MAX_MIB else f"expected at most {MAX_MIB} MiB"
 
 
 if __name__ == "__main__":

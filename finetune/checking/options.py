@@ -8,7 +8,7 @@ from finetune.errors import Report, counted
 from finetune.training.arguments import ArgumentValues, FinetuneArguments, shards
 
 #: With fewer steps a pretrained model is often undertrained: docs/decisions/too-few-steps.md.
-_FEWEST_STEPS = 50
+_MIN_STEPS = 50
 #: Below it LoRA is undertrained: its best rate is about ten times that of full fine-tuning
 #: (Schulman et al., "LoRA Without Regret", 2025).
 _LOWEST_RATE_OF_ADAPTERS = 1e-4
@@ -41,14 +41,14 @@ def report_schedule(
             f"--learning_rate {values.learning_rate:g}: an adapter learns little below "
             f"{_LOWEST_RATE_OF_ADAPTERS:g}; try --learning_rate {rate:g}"
         )
-    if steps >= _FEWEST_STEPS or not is_text:
+    if steps >= _MIN_STEPS or not is_text:
         return
-    flag = f"--max_steps {_FEWEST_STEPS} or more"
+    flag = f"--max_steps {_MIN_STEPS} or more"
     if values.max_steps <= 0:
-        flag = f"--num_train_epochs {math.ceil(_FEWEST_STEPS * values.num_train_epochs / steps)}"
+        flag = f"--num_train_epochs {math.ceil(_MIN_STEPS * values.num_train_epochs / steps)}"
     if values.max_minutes:
         flag = "more minutes"
     report.warning(
-        f"{counted(steps, 'optimizer step')}: with fewer than {_FEWEST_STEPS} a pretrained model "
+        f"{counted(steps, 'optimizer step')}: with fewer than {_MIN_STEPS} a pretrained model "
         f"is often undertrained; try {flag}"
     )

@@ -31,12 +31,12 @@ from finetune.statistics.scored import Probabilities, ScoredRows
 #: The share of training rows above which a class is reported as dominant.
 _DOMINANT = 0.9
 #: The fewest training rows for a class to be learned, and for words to be checked.
-_FEWEST_ROWS, _FEWEST_FOR_WORDS = 10, 100
-_MOST_NAMED = 5
+_MIN_ROWS, _MIN_ROWS_FOR_WORDS = 10, 100
+_MAX_LISTED = 5
 #: Thresholds of (precision, recall) of a word for a class; a revealing word reaches one pair. The
 #: precision is the lower limit of a 99.9% interval.
 _REVEALING, _DEVIATIONS = ((0.95, 0.2), (0.9, 0.5)), 3.29
-_FEWEST_TEXTS = 20
+_MIN_TEXTS = 20
 #: The share of the errors of the majority class that a revealing column avoids.
 _SAVED = 0.8
 #: A token: a word or a sign.
@@ -123,13 +123,13 @@ def check_deep(
         if finding.name == "near_overlap" and plan.drop_overlap == "exact":
             report.add(replace(finding, fix="--drop_overlap near leaves them out"))
     texts.find_other_languages(rows, column, report)
-    if not isinstance(rows.features["label"], ClassLabel) or len(rows) < _FEWEST_FOR_WORDS:
-        limit = f"expected {_FEWEST_FOR_WORDS} or more training rows with one class each"
+    if not isinstance(rows.features["label"], ClassLabel) or len(rows) < _MIN_ROWS_FOR_WORDS:
+        limit = f"expected {_MIN_ROWS_FOR_WORDS} or more training rows with one class each"
         report.info(f"--deep did not check words and labels: {limit}", "deep")
         return
     activity.say("checking words and labels")
     # a sample of many rows, limited by memory
-    most = min(baselines.MOST_ROWS, baselines.MOST_SCORES // len(targets.class_names(rows)))
+    most = min(baselines.MAX_ROWS, baselines.MAX_SCORES // len(targets.class_names(rows)))
     if len(rows) > most:
         rows = rows.select(np.sort(np.random.default_rng(0).permutation(len(rows))[:most]))
     _find_revealing_words(rows, column, report)
@@ -145,22 +145,22 @@ def _find_class_problems(train: Dataset, test: Dataset, report: Report) -> None:
     counts = pd.Series(by_name, dtype=int).sort_values(kind="stable")
     is_tested = counts.index.isin([names[number] for number in targets.counts(test)])
     dominant = f"with more than {_DOMINANT:.0%} of the training rows"
-    rare = f"with fewer than {_FEWEST_ROWS} training rows"
+    rare = f"with fewer than {_MIN_ROWS} training rows"
     untested = "with training rows but without a test row"
     metrics = "--class_weights balanced, and --metrics f1_macro,average_precision"
     add = "add rows, or merge classes: --label_map OLD=NEW"
     for name, classes, description, fix in (
         ("imbalance", counts[counts > _DOMINANT * len(train)], dominant, metrics),
-        ("few_rows_of_a_class", counts[counts < _FEWEST_ROWS], rare, add),
+        ("few_rows_of_a_class", counts[counts < _MIN_ROWS], rare, add),
         ("not_in_test", counts[(counts > 1) & ~is_tested], untested, add),
     ):
         listed = ", ".join(
             f"'{label}' {count / len(train):.1%} ({count:,})"
-            for label, count in classes.head(_MOST_NAMED).items()
+            for label, count in classes.head(_MAX_LISTED).items()
         )
         if len(classes):
             message = f"{counted(len(classes), noun)} {description}: {listed}"
-            message += ", ..." * (len(classes) > _MOST_NAMED)
+            message += ", ..." * (len(classes) > _MAX_LISTED)
             count = int(classes.sum())
             report.warning(message, name, fix=fix, count=count, examined=len(train))
 
@@ -171,7 +171,7 @@ def _find_revealing_words(rows: Dataset, column: str, report: Report) -> None:
 
     names, labels = targets.class_names(rows), targets.strata(rows)
     vectorizer = CountVectorizer(
-        binary=True, ngram_range=(1, 2), min_df=_FEWEST_TEXTS, token_pattern=_TOKEN
+        binary=True, ngram_range=(1, 2), min_df=_MIN_TEXTS, token_pattern=_TOKEN
     )
     terms = _count_terms(vectorizer, rows[column][:])
     if terms is None:
@@ -193,8 +193,8 @@ def _find_revealing_words(rows: Dataset, column: str, report: Report) -> None:
             rules.append((int(hits[term]), int(texts[term]), sentence))
     if rules:
         rules.sort(key=lambda rule: -rule[0])
-        message = "; ".join(sentence for *_, sentence in rules[:_MOST_NAMED])
-        message += "; ..." * (len(rules) > _MOST_NAMED)
+        message = "; ".join(sentence for *_, sentence in rules[:_MAX_LISTED])
+        message += "; ..." * (len(rules) > _MAX_LISTED)
         fix = "if a text has it only because its label was known, remove it from the texts"
         count = max(count for _, count, _ in rules)
         report.warning(message, "revealing_words", fix=fix, count=count, examined=len(rows))

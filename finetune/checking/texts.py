@@ -20,7 +20,7 @@ from finetune.data.tokenize import read_by_model
 from finetune.errors import Report
 
 #: The most rows of a split that are checked; of more rows, a random sample.
-_MOST_ROWS = 100_000
+_MAX_ROWS = 100_000
 #: Regular expressions of UTF-8 that was read as Windows-1252: a continuation byte, a character of
 #: two to four bytes, and a Western letter, sign or emoji. One Western character is enough. Others
 #: must occur twice, because their first byte may be a letter before a quotation mark.
@@ -53,16 +53,16 @@ _DAMAGES: dict[str, tuple[str, str, str]] = {
 }
 #: For language detection: the most texts, the fewest letters of a text, and the smallest difference
 #: in log-probability between the two most likely languages.
-_LANGUAGE_SAMPLE, _FEWEST_LETTERS, _LEAST_MARGIN = 2000, 20, 7.0
+_LANGUAGE_SAMPLE, _MIN_LETTERS, _LEAST_MARGIN = 2000, 20, 7.0
 #: If a smaller share of texts has a clear language, they are codes or names, not prose.
 _PROSE = 0.5
 #: The fewest texts in other languages that are reported.
-_FEWEST_OTHERS = 5
+_MIN_OTHER_TEXTS = 5
 #: The most texts that are tokenized to estimate the lengths of all.
 _TOKEN_SAMPLE = 1000
 #: The mean share of unknown tokens from which there is a warning, and the share of texts whose
 #: tokens equal those of another text above which it is an error.
-_MUCH_UNKNOWN, _MOST_EQUAL = 0.05, 0.5
+_MUCH_UNKNOWN, _MAX_EQUAL_SHARE = 0.05, 0.5
 #: The share of truncated texts above which there is a warning.
 _SUSPICIOUS_TRUNCATED = 0.25
 
@@ -75,7 +75,7 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
     stored = digests.stored_column(rows, "text")
     if stored not in rows.column_names or "string" not in str(rows.features[stored]):
         return
-    size = min(len(rows), _MOST_ROWS)
+    size = min(len(rows), _MAX_ROWS)
     sample = np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))
     for part, column in enumerate(columns):
         suffix = f" in '{column}'" if stored == digests.TEXTS else ""
@@ -102,7 +102,7 @@ def find_other_languages(rows: Dataset, column: str, report: Report) -> None:
     languages = np.full(size, "", dtype=object)  # ISO 639-1 codes, "" if unclear
     for place, text in enumerate(rows.select_columns([column]).select(positions)[column][:]):
         letters = re.sub(r"[\W\d_]+", " ", text).strip()
-        if len(letters) >= _FEWEST_LETTERS:
+        if len(letters) >= _MIN_LETTERS:
             # skip codes of three letters: dialects and pidgins, which jargon is mistaken for
             ranked = (pair for pair in rank(letters) if len(pair[0]) == 2)
             (best, score), (_, second) = itertools.islice(ranked, 2)
@@ -112,7 +112,7 @@ def find_other_languages(rows: Dataset, column: str, report: Report) -> None:
     if not total or total < _PROSE * size:
         return
     (main, main_count), *other_counts = counts.most_common()
-    if total - main_count < _FEWEST_OTHERS:
+    if total - main_count < _MIN_OTHER_TEXTS:
         return
     is_other = (languages != main) & (languages != "")
     listed = ", ".join(f"'{name}' {number:,}" for name, number in other_counts[:5])
@@ -180,7 +180,7 @@ class TokenSample:
         share = float(self.unknown.mean()) if len(self.unknown) else 0.0
         if share < _MUCH_UNKNOWN:
             return
-        is_lost = 1 - self.sequences / self.texts > _MOST_EQUAL
+        is_lost = 1 - self.sequences / self.texts > _MAX_EQUAL_SHARE
         suspicious = self.unknown >= _MUCH_UNKNOWN
         (report.error if is_lost else report.warning)(
             f"{share:.0%} of the tokens of a training text are unknown to the tokenizer of "

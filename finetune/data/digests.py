@@ -28,7 +28,7 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from datasets.fingerprint import Hasher
 
 from finetune.data import arrow, caches, images, targets
-from finetune.data.targets import EXCLUDE, MOST_SUSPECTS, RELABEL, report_rows, source_rows
+from finetune.data.targets import EXCLUDE, MAX_SUSPECTS, RELABEL, report_rows, source_rows
 from finetune.errors import Report, counted
 from finetune.runtime import activity, files, internals
 from finetune.runtime.importing import require_packages
@@ -44,7 +44,7 @@ _SIMILARITY = 0.8
 #: twenty million times.
 _PERMUTATIONS, _BANDS = 128, 32
 #: Rows of a band that the next one is compared with, and pairs that are verified, at most.
-_MOST_IN_BAND, _MOST_VERIFIED = 100, 50
+_MAX_ROWS_IN_BAND, _MAX_VERIFIED_PAIRS = 100, 50
 #: What is not the single space between two words.
 _BLANKS = ("  ", "\n", "\r", "\t", "\xa0")
 #: Scripts without spaces between words: each letter is a word.
@@ -207,7 +207,7 @@ def _find_near(
         counterparts = partners.loc[rows.index]
         place = "another one" if part == split else f"a row of the {part} data"
         differing = _count_differing(rows["label"] != counterparts["label"])
-        numbers = source_rows(dataset[part])[counterparts["row"].to_numpy()[:MOST_SUSPECTS]]
+        numbers = source_rows(dataset[part])[counterparts["row"].to_numpy()[:MAX_SUSPECTS]]
         report_part(
             "near_duplicates" if part == split else "near_overlap",
             f"that are nearly the same as {place}{differing}",
@@ -262,7 +262,7 @@ def _find_similar(
         neighbours = np.array(sorted(rows_in_bands), dtype=np.int64)
         neighbours = neighbours[is_train | (splits[neighbours] != splits[row])]
         estimates = (signatures[neighbours] == signatures[row]).mean(axis=1)
-        likeliest = np.argsort(-estimates, kind="stable")[:_MOST_VERIFIED]
+        likeliest = np.argsort(-estimates, kind="stable")[:_MAX_VERIFIED_PAIRS]
         for other in neighbours[likeliest].tolist():
             texts = zip(read_pairs(row), read_pairs(other), strict=True)
             if all(len(a & b) >= _SIMILARITY * len(a | b) for a, b in texts):
@@ -270,7 +270,7 @@ def _find_similar(
                 break
         if matches[row] < 0 and (deduplicate or not is_train):
             for band in bands_of_row:
-                if len(members[band]) < _MOST_IN_BAND:
+                if len(members[band]) < _MAX_ROWS_IN_BAND:
                     members[band].append(row)
     return matches
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:  # a run is opened before the libraries are imported
 LABEL, PREDICTION, PROBABILITY = "label", "prediction", "probability"
 #: The probability of the true class, if there is no column for every class.
 LABEL_PROBABILITY = "label_probability"
-#: With more than ``MOST_COLUMNS`` classes ``predictions.parquet`` has only the ``MOST_PROBABLE``
-#: ones; a file beside it has the logits of all.
-MOST_COLUMNS, MOST_PROBABLE = 50, 5
+#: With more than ``MAX_PROBABILITY_COLUMNS`` classes ``predictions.parquet`` has only the
+#: ``MAX_PROBABLE_CLASSES`` most probable ones; a file beside it has the logits of all.
+MAX_PROBABILITY_COLUMNS, MAX_PROBABLE_CLASSES = 50, 5
 #: The hash of a row that is no text, and the small copy of an image.
 DIGEST, THUMBNAIL = "digest", "thumbnail"
 #: The prefix of the toolkit's columns whose name the data has too.

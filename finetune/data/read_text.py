@@ -30,8 +30,8 @@ _BEGINNING = 2**20
 _SAMPLED_ROWS = 200
 #: Rows per batch.
 ROWS_AT_ONCE = 1024
-_LONGEST_FIELD = 2**24  # characters; a longer field is an unclosed quote
-csv.field_size_limit(_LONGEST_FIELD)
+_MAX_FIELD_LENGTH = 2**24  # characters; a longer field is an unclosed quote
+csv.field_size_limit(_MAX_FIELD_LENGTH)
 #: The line above the header that names the separator for Excel; a spreadsheet may have padded it.
 _SEPARATOR_LINE = re.compile(r'"?sep=([^\w\s"]|\t)"?\1*\s*')
 #: Bytes of Windows-1252 before and after words: quotation marks, dashes and the like.

@@ -21,7 +21,7 @@ from finetune.errors import Finding, Report, Severity, Suspect, counted
 #: The share of rows above which a finding is a warning instead of a fact.
 _SUSPICIOUS_SHARE = 0.01
 #: The number of rows that a finding lists as suspects.
-MOST_SUSPECTS = 1000
+MAX_SUSPECTS = 1000
 #: Hints: ``check`` writes suspects to a file, which a training reads.
 EXCLUDE = "check --suspects FILE.csv, then --exclude FILE.csv, leaves them out"
 RELABEL = "check --suspects FILE.csv, then --relabel FILE.csv, corrects their labels"
@@ -120,7 +120,7 @@ def report_rows(
     if not count:
         return
     sampled = f" looked at (of {len(rows):,})" if total < len(rows) else ""
-    numbers = source_rows(rows)[np.asarray(positions)[:MOST_SUSPECTS]].tolist()
+    numbers = source_rows(rows)[np.asarray(positions)[:MAX_SUSPECTS]].tolist()
     report.add(
         Finding(
             name=name,

@@ -31,7 +31,7 @@ _FORMATS = {
 }
 _YEARS = (1900, 2100)
 _SAMPLE = 1000  # texts that are tried in each format
-_MOST = 0.9  # the share of texts that are dates in a format; a few may be mistakes
+_MIN_DATE_SHARE = 0.9  # the share of texts that are dates in a format; a few may be mistakes
 #: Numbers from this one on are years, dates or seconds, in one unit if none is 50 times the next.
 _SMALLEST_UNIT = 1900
 _LARGEST_STEP = 50
@@ -122,7 +122,7 @@ def _refuse_dates(texts: pd.Series, numbers: pd.Series, flag: str) -> None:
     for name, width in _FORMATS.items():
         dates = _parse(_restore_zeros(sample, width), name)
         dates = dates[dates.dt.year.between(*_YEARS)]
-        if len(dates) >= _MOST * len(sample):
+        if len(dates) >= _MIN_DATE_SHARE * len(sample):
             formats.append(name)
             ranks = numbers[dates.index].rank(method="dense")
             is_ordered = is_ordered and ranks.equals(dates.rank(method="dense"))

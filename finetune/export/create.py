@@ -33,10 +33,10 @@ from finetune.runs.run import Run
 from finetune.runtime import hub
 from finetune.runtime.importing import require_packages
 
-_MOST_ROWS = 1000  # validation rows of the check
-_MOST_DIFFERENT = 1e-4  # of probabilities; of numbers, in standard deviations
-_MOST_CHANGED = 0.01  # share of rows whose decision quantization may change
-_MOST_WEIGHTS = 2**31 - 2**20  # bytes: the file is one protobuf message
+_MAX_ROWS = 1000  # validation rows of the check
+_MAX_DIFFERENCE = 1e-4  # of probabilities; of numbers, in standard deviations
+_MAX_CHANGED_SHARE = 0.01  # share of rows whose decision quantization may change
+_MAX_WEIGHT_BYTES = 2**31 - 2**20  # bytes: the file is one protobuf message
 _LIBRARIES = ("torch", "transformers", "tokenizers", "onnx", "onnxscript", "onnxruntime")
 
 
@@ -100,7 +100,7 @@ def export(
         session = TorchSession(model)
         rows = Verification(run, texts, labels, facts, lambda rows: encoder.logits(rows, session))
         check = rows.check(directory, facts)
-        differs = check["changed"] or not check["largest_difference"] <= _MOST_DIFFERENT
+        differs = check["changed"] or not check["largest_difference"] <= _MAX_DIFFERENCE
         if differs or _depends_on_neighbours(check):
             raise RunError(f"{run.path}: the export does not answer as the run: {_listed(check)}")
         facts = _write_facts(directory, facts, check=check | _measure(directory, facts))
@@ -110,7 +110,7 @@ def export(
             check = rows.check(directory, facts)
             if _depends_on_neighbours(check):
                 raise RunError(f"{run.path}: --quantize {quantize}: {_listed(check)}")
-            if check["changed"] > _MOST_CHANGED * check["rows"] and not accept_changes:
+            if check["changed"] > _MAX_CHANGED_SHARE * check["rows"] and not accept_changes:
                 hint = "add --accept_changes, or export without --quantize"
                 raise UserError(f"--quantize {quantize}: {_listed(check)}; {hint}")
             check |= rows.scores(directory, facts)
@@ -123,15 +123,15 @@ def _validation_rows(run: Run, recipe: Any) -> tuple[list[Any], np.ndarray]:
     """Return what the model reads of up to 1,000 validation rows, and their labels."""
     hub.require({**run.manifest.options, "model": None})
     rows = recipe.splits["validation"]
-    if len(rows) > _MOST_ROWS:
-        rows = rows.select(np.linspace(0, len(rows) - 1, _MOST_ROWS).astype(int))
+    if len(rows) > _MAX_ROWS:
+        rows = rows.select(np.linspace(0, len(rows) - 1, _MAX_ROWS).astype(int))
     texts = [text if isinstance(text, str) else tuple(text) for text in read_by_model(rows)]
     return texts, run.kind.targets(values(rows))
 
 
 def _depends_on_neighbours(check: dict[str, Any]) -> bool:
     neighbours = check["neighbours"]
-    return bool(neighbours["changed"] or not neighbours["largest_difference"] <= _MOST_DIFFERENT)
+    return bool(neighbours["changed"] or not neighbours["largest_difference"] <= _MAX_DIFFERENCE)
 
 
 def _listed(check: dict[str, Any]) -> str:
@@ -178,7 +178,7 @@ class _Logits(torch.nn.Module):
 
 def _write_model(model: torch.nn.Module, facts: Facts, path: Path) -> None:
     size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    if size > _MOST_WEIGHTS:
+    if size > _MAX_WEIGHT_BYTES:
         raise UserError(f"the model has {size / 2**30:.1f} GiB of weights, an export at most 2")
     # the values do not matter, but torch takes a size of 1 for a constant
     shape = (2, max(2, min(8, facts.encoding["max_length"])))

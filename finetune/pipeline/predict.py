@@ -28,7 +28,7 @@ from finetune.runtime import distributed, hardware
 from finetune.runtime.formats import QUOTING, SEPARATORS
 from finetune.training.record import MANIFEST
 
-_LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
+_MAX_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
 #: Suffixes of the files that can be written.
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 CHOICES = {"csv_quoting": QUOTING, "precision": ("fp32", "bf16"), "cpu_kernels": cpu.CHOICES}
@@ -148,7 +148,7 @@ def predict_file(
         return request, Parts(resumable, request, resume) if resumable else None
 
     use_cpu = not torch.accelerator.is_available()
-    distributed.join_process_group(None, _LONGEST_WAIT, use_cpu=use_cpu)
+    distributed.join_process_group(None, _MAX_WAIT, use_cpu=use_cpu)
     request, parts = distributed.main_process_first(prepare, share=False)
     complete = parts.complete if parts else {}
     before = sum(complete.values())

@@ -12,7 +12,7 @@ from scipy.special import ndtr
 
 from finetune.data import corrections
 from finetune.data.prediction_columns import DIGEST, LABEL, PREDICTION, without_bytes
-from finetune.data.targets import MOST_SUSPECTS
+from finetune.data.targets import MAX_SUSPECTS
 from finetune.errors import RunError, UserError, counted
 from finetune.pipeline import events
 from finetune.reporting import card, tables
@@ -32,7 +32,7 @@ from finetune.statistics.scored import ScoredRows, distances
 from finetune.tasks.base import Task
 
 #: Confident mistakes in ``suspects.csv``, besides the labels that may be wrong.
-_MOST_MISTAKES = 50
+_MAX_MISTAKES = 50
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ def _write_suspects(run: Run) -> Path | None:
         return None
     rows: ScoredRows = run.scored(table)
     suspicion = report_page.suspicion(run, rows)
-    suspected = suspicion.rows[:MOST_SUSPECTS].tolist() if suspicion else []
+    suspected = suspicion.rows[:MAX_SUSPECTS].tolist() if suspicion else []
     reasons = dict.fromkeys(suspected, "label may be wrong")
     wrong = [row for row in mistakes.most_confident(rows).tolist() if row not in reasons]
-    reasons |= dict.fromkeys(wrong[:_MOST_MISTAKES], "confident mistake")
+    reasons |= dict.fromkeys(wrong[:_MAX_MISTAKES], "confident mistake")
     user = without_bytes(run.user_rows)
     suspects = []
     for number, reason in reasons.items():

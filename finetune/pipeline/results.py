@@ -44,7 +44,7 @@ from finetune.training.record import Data, Launch, Process
 
 VALIDATION = "validation.npz"  # of a trial of a search: outputs and labels of validation rows
 #: Thumbnails of wrong predictions in ``predictions.parquet``, for the report.
-_MOST_THUMBNAILS = 40
+_MAX_THUMBNAILS = 40
 
 
 def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
@@ -246,7 +246,7 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
     if isinstance(rows.features.get("image"), Image):
         thumbnails: list[bytes | None] = [None] * len(rows)
         if task.has_one_class:
-            wrong = mistakes.most_confident(task.scored(targets, logits))[:_MOST_THUMBNAILS]
+            wrong = mistakes.most_confident(task.scored(targets, logits))[:_MAX_THUMBNAILS]
             undecoded = rows.cast_column("image", Image(decode=False))
             for number in wrong.tolist():
                 thumbnails[number] = images.thumbnail(undecoded[number]["image"])

@@ -30,7 +30,7 @@ from finetune.runtime import distributed, hardware
 TOKENS_ON_CPU, TOKENS_ON_ACCELERATOR = 1024, 65_536
 _ROWS_WITHOUT_LENGTH = 64  # of a batch, where rows have no tokens
 _CHARACTERS_AT_ONCE = 2**20  # to prepare, each text counted as long as the longest
-_MOST_WAITING = 256  # batches: a text of megabytes has many windows
+_MAX_WAITING_BATCHES = 256  # batches: a text of megabytes has many windows
 _LABELS = ("label", "labels", "label_ids")
 #: Inputs of the model, the row that each belongs to, and their tokens.
 _Inputs = tuple[Sequence[Mapping[str, Any]], np.ndarray, np.ndarray]
@@ -89,8 +89,8 @@ class Predictor:
             for batch in cut_by_length(lengths, self._batch_tokens):
                 logits = self._executor.submit(self._forward, inputs, batch)
                 batches.append((logits, numbers[places[batch]]))
-            if len(batches) > _MOST_WAITING:  # until memory for more is free
-                batches[-_MOST_WAITING][0].result()
+            if len(batches) > _MAX_WAITING_BATCHES:  # until memory for more is free
+                batches[-_MAX_WAITING_BATCHES][0].result()
         return batches, has_value
 
     def columns(self, submission: Submission) -> pa.Table:

@@ -22,13 +22,13 @@ from finetune.reporting.tables import Cell, Table, excerpt, to_cells
 from finetune.runs.run import Run
 from finetune.runtime.files import replacing
 from finetune.statistics import mistakes
-from finetune.statistics.metrics import MOST_CONFUSED
+from finetune.statistics.metrics import MAX_CLASSES_OF_CONFUSION
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 
 #: The most rows of a table, and plots of targets.
-_MOST_MISTAKES = 20
-_MOST_SLICES = 10
-_MOST_TARGETS = 6
+_MAX_MISTAKES = 20
+_MAX_SLICES = 10
+_MAX_TARGETS = 6
 
 
 @matplotlib.rc_context(plots.STYLE)
@@ -82,7 +82,7 @@ def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:
 
 def _prediction_blocks(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[Any]:
     columns = zip(run.labels or [""], rows.targets.T, rows.outputs.T, strict=True)
-    targets = enumerate(itertools.islice(columns, _MOST_TARGETS), start=1)
+    targets = enumerate(itertools.islice(columns, _MAX_TARGETS), start=1)
     return [
         [
             plots.predicted_and_true(true, predicted, name or "value", f"_{number}" * bool(name))
@@ -93,7 +93,7 @@ def _prediction_blocks(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> li
 
 def _class_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     blocks: list[Any] = list(tables.classes(run.statistics))
-    if len(rows.names) <= MOST_CONFUSED:  # a plot of more classes would be unreadable
+    if len(rows.names) <= MAX_CLASSES_OF_CONFUSION:  # a plot of more classes would be unreadable
         blocks.append([plots.confusion(rows.confusion, rows.names)])
     return blocks
 
@@ -105,7 +105,7 @@ def _label_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
             "The thresholds were fitted on the validation rows, so validation scores are too good."
         )
     examples = []
-    for index in mistakes.farthest(rows)[:_MOST_MISTAKES]:
+    for index in mistakes.farthest(rows)[:_MAX_MISTAKES]:
         names = [", ".join(table[name].iloc[index]) or "none" for name in (LABEL, PREDICTION)]
         examples.append((index, list(map(Cell, names))))
     return [*blocks, *_examples(table, "labels predicted", examples)]
@@ -132,7 +132,7 @@ def _slice_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     user = without_bytes(run.user_rows)
     kinds = {field.name: field.type for field in user.schema}
     flat = user.select([name for name in kinds if not pa.types.is_nested(kinds[name])])
-    slices = mistakes.worst_slices(rows, table.get("tokens"), flat.to_pandas(), _MOST_SLICES)
+    slices = mistakes.worst_slices(rows, table.get("tokens"), flat.to_pandas(), _MAX_SLICES)
     cells = [
         [
             Cell(part["name"]),
@@ -164,7 +164,7 @@ def _mistake_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any
     summary = rows.summary
     names = rows.names
     examples = []
-    for index in wrong[:_MOST_MISTAKES]:
+    for index in wrong[:_MAX_MISTAKES]:
         note = f"{summary.of_label[index]:.1%}" + " label may be wrong" * (index in suspected)
         label = Cell(names[rows.labels[index]], note)
         confidence = Cell(f"{summary.confidence[index]:.1%}", kind="number")

@@ -41,11 +41,11 @@ STYLE: Any = {
     **{"svg.fonttype": "none", "svg.hashsalt": "finetune"},
 }
 #: With fewer test rows, or fewer rows of a class, curves are noise.
-_FEWEST_ROWS = 100
-_FEWEST_OF_CLASS = 10
-_MOST_CLASSES_WITH_NUMBERS = 12
-_MOST_CURVES = 5
-_MOST_DOTS = 1000
+_MIN_ROWS = 100
+_MIN_ROWS_OF_CLASS = 10
+_MAX_CLASSES_WITH_NUMBERS = 12
+_MAX_CURVES = 5
+_MAX_DOTS = 1000
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Plot:
     """Plot a confusion matrix, shape ``(true, predicted)``, as shares of each true class."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     classes = len(names)
-    is_numbered = classes <= _MOST_CLASSES_WITH_NUMBERS
+    is_numbered = classes <= _MAX_CLASSES_WITH_NUMBERS
     side = 2.0 + 0.5 * classes if is_numbered else 8.0
     figure, (axes,) = panels(1, height=0.9 * side, width=max(side, WIDTH))
     axes.imshow(shares, cmap=SHADES, vmin=0, vmax=1)
@@ -129,13 +129,13 @@ def ranking(predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]]) -> 
     supports = predicted.supports
     names = predicted.names
     plots = []
-    has_enough = np.minimum(supports, len(predicted) - supports) >= _FEWEST_OF_CLASS
+    has_enough = np.minimum(supports, len(predicted) - supports) >= _MIN_ROWS_OF_CLASS
     numbers = np.flatnonzero(has_enough).tolist()
     if len(names) == 2:
         numbers = [1] if has_enough.all() else []
     for area, measure in AREAS.items() if numbers else ():
         areas = {number: classes[names[number]][area]["value"] for number in numbers}
-        lowest = sorted(areas, key=areas.__getitem__)[:_MOST_CURVES]
+        lowest = sorted(areas, key=areas.__getitem__)[:_MAX_CURVES]
         figure, (axes,) = panels(1, height=4.4 + 0.1 * len(lowest))
         if is_roc := area == "roc_area":
             label_axes(axes, "ROC curve", x="false positive rate", y="true positive rate")
@@ -155,7 +155,7 @@ def ranking(predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]]) -> 
         axes.set(aspect="equal", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
         figure.legend(loc="outside lower left")
         values = ", ".join(f"'{names[number]}' {areas[number]:.3f}" for number in lowest)
-        alt = f"One-vs-rest {measure} (at most the {_MOST_CURVES} lowest): {values}."
+        alt = f"One-vs-rest {measure} (at most the {_MAX_CURVES} lowest): {values}."
         plots.append(Plot("roc" if is_roc else "precision_recall", alt, figure))
     return plots
 
@@ -163,7 +163,7 @@ def ranking(predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]]) -> 
 def reliability(calibration: Mapping[str, Any]) -> list[Plot]:
     """Plot accuracy by confidence."""
     bins = calibration["bins"]
-    if sum(row["rows"] for row in bins) < _FEWEST_ROWS:
+    if sum(row["rows"] for row in bins) < _MIN_ROWS:
         return []
     figure, (axes,) = panels(1, height=4.0)
     axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5, label="perfect")
@@ -180,7 +180,7 @@ def reliability(calibration: Mapping[str, Any]) -> list[Plot]:
 def predicted_and_true(labels: np.ndarray, predicted: np.ndarray, name: str, suffix: str) -> Plot:
     """Plot true against predicted values of a target, shape ``(rows,)``, for 1,000 rows at most."""
     figure, (axes,) = panels(1, height=4.0)
-    rows = np.random.default_rng(0).permutation(len(labels))[:_MOST_DOTS]
+    rows = np.random.default_rng(0).permutation(len(labels))[:_MAX_DOTS]
     ends = [min(labels.min(), predicted.min()), max(labels.max(), predicted.max())]
     axes.plot(ends, ends, color=GREY, linestyle=":")
     axes.scatter(predicted[rows], labels[rows], color=BLUE, alpha=0.4, s=9, rasterized=True)

@@ -21,13 +21,13 @@ from finetune.statistics.results import Statistics
 
 AREAS = {"roc_area": "ROC AUC", "pr_area": "average precision"}
 #: With more classes, a table shows only those with the lowest F1.
-_MOST_CLASSES = 200
+_MAX_CLASSES = 200
 _VERBS = {1: "is better than", -1: "is worse than", 0: "is not better than"}
 _TO_TRY = (
     "Fine-tuning is not better than its own frozen encoder: label more rows, try another --model, "
     "or `python -m finetune search` over learning_rate and num_train_epochs."
 )
-_LONGEST_TEXT = 1200
+_MAX_TEXT_LENGTH = 1200
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ def to_cells(scores: Mapping[str, Any], names: Iterable[str], signed: bool = Fal
 def excerpt(text: str) -> Cell:
     """Return a cell with the first 1,200 characters of a text, without blank lines."""
     text = re.sub(r"\s*\n\s*", "\n", text)
-    if len(text) > _LONGEST_TEXT:
-        text = f"{text[:_LONGEST_TEXT]} … ({len(text):,} characters)"
+    if len(text) > _MAX_TEXT_LENGTH:
+        text = f"{text[:_MAX_TEXT_LENGTH]} … ({len(text):,} characters)"
     return Cell(text, kind="text")
 
 
@@ -213,9 +213,9 @@ def classes(statistics: Statistics) -> list[Table]:
     areas = [name for name in AREAS if any(name in row for row in scores.values())]
     names = list(scores)
     caption = "Each class against the rest"
-    if len(scores) > _MOST_CLASSES:
-        names = sorted(scores, key=lambda name: scores[name]["f1"]["value"])[:_MOST_CLASSES]
-        caption += f", the {_MOST_CLASSES} of {len(scores):,} with the lowest F1"
+    if len(scores) > _MAX_CLASSES:
+        names = sorted(scores, key=lambda name: scores[name]["f1"]["value"])[:_MAX_CLASSES]
+        caption += f", the {_MAX_CLASSES} of {len(scores):,} with the lowest F1"
     rows = []
     for name in names:
         values = to_cells(scores[name], ("precision", "recall", "f1", *areas))

@@ -30,7 +30,7 @@ _SHARED = {
     *("output_dir", "resume", "resume_from_checkpoint", "metric_for_best_model"),
     *("greater_is_better", "eval_strategy", "save_strategy", "load_best_model_at_end", "metrics"),
 }
-_MOST_TRIED = 32  # values of a dimension that are checked before the first trial
+_MAX_TRIED_VALUES = 32  # values of a dimension that are checked before the first trial
 
 
 def default_space(task: str, values: ArgumentValues, typed: Collection[str]) -> str:
@@ -155,6 +155,6 @@ def list_values(distribution: BaseDistribution) -> Sequence[Any]:
         return distribution.choices
     assert isinstance(distribution, (IntDistribution, FloatDistribution))
     low, high = distribution.low, distribution.high
-    if isinstance(low, int) and isinstance(high, int) and high - low < _MOST_TRIED:
+    if isinstance(low, int) and isinstance(high, int) and high - low < _MAX_TRIED_VALUES:
         return range(low, high + 1)
     return (low, high)

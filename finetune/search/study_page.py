@@ -24,7 +24,7 @@ from finetune.search.run_set import RunSet
 from finetune.search.trials import list_trials, open_study, reason_of, short, trial_name
 
 #: With fewer complete trials, the importance of an option is noise.
-_FEWEST_TRIALS = 5
+_MIN_TRIALS = 5
 
 
 def describe(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
@@ -36,7 +36,7 @@ def describe(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
     is_over = bool(complete) and manifest.winner == trial_name(study.best_trial.number)
     verdicts = _describe_winner(run_set, study) if is_over else ["The search is not finished."]
     drawn = [_history(study, manifest.metric)] if complete else []
-    if len(complete) >= _FEWEST_TRIALS and len(complete[0].params) > 1:
+    if len(complete) >= _MIN_TRIALS and len(complete[0].params) > 1:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             importances = optuna_plots.plot_param_importances(study)

@@ -50,9 +50,9 @@ PRUNERS: dict[str, Callable[[int], BasePruner]] = {
 #: Attributes of a trial: the number of the killed trial that it continues, how often it was killed,
 #: and why it failed or was pruned.
 _CONTINUES, _KILLS, _REASON = "continues", "kills", "reason"
-_MOST_KILLS = 3  # then the trial fails
+_MAX_KILLS = 3  # then the trial fails
 #: A search ends if this many trials have failed and none has succeeded.
-_MOST_FAILURES = 3
+_MAX_FAILURES = 3
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Trials:
             self._continue_killed()
             begun = list_trials(study)
             failed = [reason_of(trial) for trial in begun if trial.state == TrialState.FAIL]
-            if len(failed) == len(begun) >= _MOST_FAILURES:
+            if len(failed) == len(begun) >= _MAX_FAILURES:
                 raise RunError(f"the first {len(begun)} trials failed: {failed[-1]}")
             if len(begun) >= count:
                 return None
@@ -161,7 +161,7 @@ class Trials:
                 continue
             kills = trial.user_attrs.get(_KILLS, 0) + 1
             study.tell(trial.number, state=TrialState.FAIL)
-            if kills < _MOST_KILLS:
+            if kills < _MAX_KILLS:
                 attributes = {_CONTINUES: trial.number, _KILLS: kills}
                 study.enqueue_trial(trial.params, user_attrs=attributes)
 
@@ -318,7 +318,7 @@ def list_trials(study: optuna.Study) -> list[FrozenTrial]:
 
 def reason_of(trial: FrozenTrial) -> str:
     """Return why a trial failed or was pruned."""
-    return str(trial.user_attrs.get(_REASON, f"its process was killed {_MOST_KILLS} times"))
+    return str(trial.user_attrs.get(_REASON, f"its process was killed {_MAX_KILLS} times"))
 
 
 def open_study(run_set: RunSet) -> optuna.Study:

@@ -16,13 +16,13 @@ from finetune.statistics.scored import slices
 #: The start of the name of the baseline that :mod:`finetune.recipe.probe` computes.
 FROZEN = "frozen encoder"
 #: With more rows, fitting the baseline could take longer than training the model.
-MOST_ROWS = 100_000
+MAX_ROWS = 100_000
 #: The maximum of terms times classes, and of rows times classes, for logistic regression: L-BFGS
 #: keeps about 25 numbers for each weight, and one for each row and class.
-MOST_WEIGHTS, MOST_SCORES = 6_000_000, 20_000_000
+MAX_WEIGHTS, MAX_SCORES = 6_000_000, 20_000_000
 #: The most classes for logistic regression: with more, it takes a minute even on some of the rows.
-#: Naive Bayes is fitted then, with at most ``MOST_COUNTS`` terms times classes.
-MOST_OF_REGRESSION, MOST_COUNTS = 200, 20_000_000
+#: Naive Bayes is fitted then, with at most ``MAX_COUNTS`` terms times classes.
+MAX_CLASSES_OF_REGRESSION, MAX_COUNTS = 200, 20_000_000
 _MOST_FLOAT64 = 50_000_000  # outputs of classes; more of them are float32
 
 
@@ -53,7 +53,7 @@ def of_classes(source: Source, classes: int) -> Iterator[tuple[str, np.ndarray]]
             outputs[block] = _logs(predict(test[block]))
         return outputs
 
-    name = "naive Bayes" if classes > MOST_OF_REGRESSION else "logistic regression"
+    name = "naive Bayes" if classes > MAX_CLASSES_OF_REGRESSION else "logistic regression"
     yield from _bag_of_words(source, name, ["test"], bounds(classes), fit)
 
 
@@ -73,7 +73,7 @@ def of_labels(source: Source) -> Iterator[tuple[str, np.ndarray]]:
             logits[:, number] = _logits(predict(test)[:, 1].round(6))
         return logits
 
-    bound = min(MOST_ROWS, MOST_SCORES // shape[1]), MOST_WEIGHTS // shape[1]
+    bound = min(MAX_ROWS, MAX_SCORES // shape[1]), MAX_WEIGHTS // shape[1]
     yield from _bag_of_words(source, "logistic regression", ["validation", "test"], bound, fit)
 
 
@@ -90,24 +90,24 @@ def of_numbers(source: Source) -> Iterator[tuple[str, np.ndarray]]:
         model = Ridge(alpha=1.0).fit(train, ((labels - mean) / spread)[rows])
         return np.asarray(model.predict(test).reshape(test.shape[0], -1) * spread + mean)
 
-    bound = MOST_ROWS, MOST_WEIGHTS // labels.shape[1]
+    bound = MAX_ROWS, MAX_WEIGHTS // labels.shape[1]
     yield from _bag_of_words(source, "ridge regression", ["test"], bound, fit)
 
 
 def bounds(classes: int) -> tuple[int, int]:
     """Return the maximum number of rows and of terms to fit a TF-IDF baseline on."""
-    if classes > MOST_OF_REGRESSION:
-        return MOST_ROWS, MOST_COUNTS // classes
+    if classes > MAX_CLASSES_OF_REGRESSION:
+        return MAX_ROWS, MAX_COUNTS // classes
     columns = classes if classes > 2 else 1
-    return min(MOST_ROWS, MOST_SCORES // columns), MOST_WEIGHTS // columns
+    return min(MAX_ROWS, MAX_SCORES // columns), MAX_WEIGHTS // columns
 
 
 def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], np.ndarray]:
     """Fit a classifier and return its function from terms to probabilities, ``(rows, classes)``.
 
     This is scikit-learn's logistic regression with C = 10. With more than
-    :data:`MOST_OF_REGRESSION` classes, or if only one occurs, it is complement naive Bayes (Rennie
-    et al., 2003), which ranks many classes well but gives them almost equal probabilities.
+    :data:`MAX_CLASSES_OF_REGRESSION` classes, or if only one occurs, it is complement naive Bayes
+    (Rennie et al., 2003), which ranks many classes well but gives them almost equal probabilities.
 
     ``terms`` is a sparse matrix, ``(rows, terms)``; ``labels`` are class ids, int64, ``(rows,)``.
     Classes that do not occur have probability 0.
@@ -116,11 +116,11 @@ def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], 
     from sklearn.naive_bayes import ComplementNB
 
     present = np.unique(labels)
-    if len(present) > 1 and classes <= MOST_OF_REGRESSION:
+    if len(present) > 1 and classes <= MAX_CLASSES_OF_REGRESSION:
         model = LogisticRegression(C=10, max_iter=1000).fit(terms, labels)
     else:  # it also accepts a single class, which logistic regression refuses
         model = ComplementNB()
-        step = max(1, MOST_SCORES // classes)  # it allocates a number for each row and class
+        step = max(1, MAX_SCORES // classes)  # it allocates a number for each row and class
         for start in range(0, len(labels), step):
             block = slice(start, start + step)
             model.partial_fit(terms[block], labels[block], present)

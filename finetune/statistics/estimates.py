@@ -17,11 +17,11 @@ from scipy.special import ndtri, stdtrit  # importing scipy.stats takes 0.3 s
 LEVEL, GROUPS = 0.95, 64
 #: With few rows there are more groups, up to one for each row, while rows times groups stays below
 #: this number: from 64 groups, the standard error itself is only accurate to 9%.
-MOST_GROUPS, _MOST_CELLS = 1000, 1_280_000
+MAX_GROUPS, _MAX_CELLS = 1000, 1_280_000
 #: With fewer rows, intervals of metrics that are not shares would be too narrow.
-FEWEST_ROWS = 10
+MIN_ROWS = 10
 #: If two models differ on fewer rows, all of these may favor one model by chance.
-FEWEST_DIFFERENT = 6
+MIN_DIFFERENT_ROWS = 6
 _UPPER = (1 + LEVEL) / 2
 Function = Callable[..., Any]
 
@@ -47,7 +47,7 @@ class Scale:
 
 def group_rows(rows: int) -> np.ndarray:
     """Return the index of the jackknife group of each row, int64, shape ``(rows,)``."""
-    count = min(rows, MOST_GROUPS, max(GROUPS, _MOST_CELLS // max(1, rows)))
+    count = min(rows, MAX_GROUPS, max(GROUPS, _MAX_CELLS // max(1, rows)))
     return np.random.default_rng(0).permutation(rows) % max(1, count)
 
 
@@ -95,7 +95,7 @@ def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
         scale: The scale of the metric.
         rows: The upper limit of the effective sample size.
     """
-    fewest = 1 if scale.forward is None else FEWEST_ROWS
+    fewest = 1 if scale.forward is None else MIN_ROWS
     if rows < fewest or not np.isfinite(replicates).all():
         return Estimate(float(replicates[0]))
     quantile = _quantile(replicates, rows)
@@ -147,7 +147,7 @@ def estimate_over_seeds(replicates: np.ndarray, scale: Scale, rows: float) -> Es
         scale: The scale of the metric.
         rows: The upper limit of the effective sample size.
     """
-    if len(replicates) < 3 or rows < FEWEST_ROWS or not np.isfinite(replicates).all():
+    if len(replicates) < 3 or rows < MIN_ROWS or not np.isfinite(replicates).all():
         return Estimate(float(replicates[:, 0].mean()))
     return _interval(replicates, scale, rows, _error_over_seeds)
 
@@ -189,7 +189,7 @@ def difference(
 
     ``first`` and ``second`` are replicates on the same rows, shape ``(1 + groups,)``. If
     ``different``, the number of rows that the models predict differently, is below
-    :data:`FEWEST_DIFFERENT`, the interval contains 0.
+    :data:`MIN_DIFFERENT_ROWS`, the interval contains 0.
     """
     replicates = second - first
     if not np.isfinite(replicates).all():
@@ -200,7 +200,7 @@ def difference(
     error = math.hypot(_error(replicates), unseen)
     reach = error * _quantile(replicates, rows)
     ends = np.array([min(value, middle - reach), max(value, middle + reach)])
-    if different is not None and different < FEWEST_DIFFERENT:
+    if different is not None and different < MIN_DIFFERENT_ROWS:
         ends = np.array([min(ends[0], 0.0), max(ends[1], 0.0)])
     width = scale.highest - scale.lowest
     low, high = np.clip(ends, min(value, -width), max(value, width))

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import brentq
 
-from finetune.statistics.baselines import MOST_OF_REGRESSION
+from finetune.statistics.baselines import MAX_CLASSES_OF_REGRESSION
 
 #: Inverse strengths of the regularization of logistic regression for features of variance 1. The
 #: log loss of rows that are left out chooses one: in three folds, of at most so many rows.
 _STRENGTHS = (1e-2, 1e-1, 1.0)
-_FOLDS, _MOST_ROWS_TO_CHOOSE = 3, 2_000
+_FOLDS, _MAX_ROWS_TO_CHOOSE = 3, 2_000
 #: The logit of a class that ridge regression is fitted to; that of the others is 0.
 _HIGHEST = 10.0
 #: The lowest loss of a model that is scaled down, as a share of that of constant outputs. A head
@@ -79,7 +79,7 @@ def fit_classes(
         row_weights: The weight of each row in the loss, shape ``(rows,)``.
         has_bias: Whether the outputs have a bias, and the features may be centred.
     """
-    if classes > MOST_OF_REGRESSION:
+    if classes > MAX_CLASSES_OF_REGRESSION:
         one_hot = np.eye(classes)[labels]
         return fit_numbers(features, _HIGHEST * one_hot, has_bias=has_bias)
     scaler = _Scaler.of(features, has_bias)
@@ -114,7 +114,7 @@ def fit_labels(
         positive_weights: The weight of the positive rows of each label, shape ``(labels,)``.
         has_bias: Whether the outputs have a bias, and the features may be centred.
     """
-    if is_positive.shape[1] > MOST_OF_REGRESSION:
+    if is_positive.shape[1] > MAX_CLASSES_OF_REGRESSION:
         return fit_numbers(features, _HIGHEST * (is_positive - 0.5), has_bias=has_bias)
     models = []
     for number, column in enumerate(is_positive.T.astype(np.int64)):
@@ -205,7 +205,7 @@ def _fit_logistic(
         )
         return float(scores.mean())
 
-    chosen = np.random.default_rng(0).permutation(len(labels))[:_MOST_ROWS_TO_CHOOSE]
+    chosen = np.random.default_rng(0).permutation(len(labels))[:_MAX_ROWS_TO_CHOOSE]
     counts = np.bincount(labels[chosen])
     chosen = chosen[counts[labels[chosen]] >= _FOLDS]
     strength = _STRENGTHS[-1]

@@ -22,11 +22,13 @@ from finetune.statistics.scored import PRECISION, ROC, Kind, NamedRows
 if TYPE_CHECKING:
     from transformers import EvalPrediction
 
-#: A class is rare if fewer than ``FEWEST_OF_CLASS`` rows have it, or lack it. If the share of rare
-#: classes is above ``MOST_RARE``, a mean over classes has no interval: it would cover less than 93%
-#: (benchmarks/coverage.py). A jackknife needs ``FEWEST_WRONG`` rows that are right, and wrong.
-FEWEST_OF_CLASS, MOST_RARE, FEWEST_WRONG = 5, 0.1, 10
-MOST_CONFUSED = 200  # with more classes, the confusion matrix would be most of metrics.json
+#: A class is rare if fewer than ``MIN_ROWS_OF_CLASS`` rows have it, or lack it. If the share of
+#: rare classes is above ``MAX_RARE_SHARE``, a mean over classes has no interval: it would cover
+#: less than 93% (benchmarks/coverage.py). A jackknife needs ``MIN_WRONG_ROWS`` rows that are
+#: right, and wrong.
+MIN_ROWS_OF_CLASS, MAX_RARE_SHARE, MIN_WRONG_ROWS = 5, 0.1, 10
+#: With more classes, the confusion matrix would be most of ``metrics.json``.
+MAX_CLASSES_OF_CONFUSION = 200
 #: Metrics of the squared error. A row is reported if its share of it is above ``_DOMINANT``.
 _OF_SQUARES, _DOMINANT = ("r2", "mse", "rmse", "pearson"), 0.5
 _NAN = np.array([np.nan])  # replicates of a metric that is not defined
@@ -160,15 +162,15 @@ def most_rows(rows: Any, metric: Metric) -> float:
     if metric.scale is NUMBER or rows.kind == "numbers":
         return float(len(rows))
     right = np.count_nonzero(rows.right)
-    return float(len(rows)) if min(right, len(rows) - right) < FEWEST_WRONG else math.inf
+    return float(len(rows)) if min(right, len(rows) - right) < MIN_WRONG_ROWS else math.inf
 
 
 def rare_classes(rows: NamedRows) -> list[str]:
     """Return the names of the rare classes if a mean over classes has no interval because of them;
     otherwise an empty list.
     """
-    is_rare = np.minimum(rows.supports, len(rows) - rows.supports) < FEWEST_OF_CLASS
-    has_no_interval = is_rare.mean() > MOST_RARE
+    is_rare = np.minimum(rows.supports, len(rows) - rows.supports) < MIN_ROWS_OF_CLASS
+    has_no_interval = is_rare.mean() > MAX_RARE_SHARE
     return [rows.names[number] for number in np.flatnonzero(is_rare)] if has_no_interval else []
 
 
@@ -205,10 +207,10 @@ def describe_gaps(
         elif np.isnan(scores[name]["low"]):
             reason = f"{len(rows):,} test rows"
             if rows.kind != "numbers" and (rare := rare_classes(rows)):
-                reason = f"fewer than {FEWEST_OF_CLASS} have, or lack, {list_names(rare)}"
+                reason = f"fewer than {MIN_ROWS_OF_CLASS} have, or lack, {list_names(rare)}"
             sentences.append(f"{name} has no confidence interval, too few rows: {reason}")
     squared = [name for name in names if rows.kind == "numbers" and name in _OF_SQUARES]
-    if squared and len(rows) >= estimates.FEWEST_ROWS:
+    if squared and len(rows) >= estimates.MIN_ROWS:
         squares = (rows.outputs.astype(np.float64) - rows.targets) ** 2
         shares_of_error = squares / np.maximum(squares.sum(axis=0), np.finfo(np.float64).tiny)
         sentences += [
@@ -250,6 +252,8 @@ def describe_classes(rows: NamedRows) -> dict[str, Any]:
         fewer = min(true[number], len(rows) - true[number])
         for area, curve in areas.items() if fewer else ():
             score = estimates.estimate(rows.areas[curve][:, number], SHARE, 2 * fewer)
-            table[name][area] = asdict(score if fewer >= FEWEST_OF_CLASS else Estimate(score.value))
+            table[name][area] = asdict(
+                score if fewer >= MIN_ROWS_OF_CLASS else Estimate(score.value)
+            )
         table[name]["support"] = int(true[number])
     return table

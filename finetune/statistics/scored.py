@@ -14,7 +14,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.special import expit, logit, logsumexp, softmax
 
-from finetune.data.prediction_columns import MOST_PROBABLE
+from finetune.data.prediction_columns import MAX_PROBABLE_CLASSES
 from finetune.statistics.estimates import group_rows, leave_out
 
 Kind = Literal["classes", "labels", "numbers"]
@@ -278,12 +278,12 @@ def to_float16(outputs: np.ndarray) -> np.ndarray:
 
 def most_probable(rows: ScoredRows) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids of the most probable classes of each row in descending order, and their
-    probabilities, both of shape ``(rows, MOST_PROBABLE)``.
+    probabilities, both of shape ``(rows, MAX_PROBABLE_CLASSES)``.
     """
     blocks = []
     for _, block in rows.probabilities.row_blocks():
         # stable: of equally probable classes the first, as argmax does
-        order = np.argsort(-block, axis=1, kind="stable")[:, :MOST_PROBABLE]
+        order = np.argsort(-block, axis=1, kind="stable")[:, :MAX_PROBABLE_CLASSES]
         blocks.append((order, np.take_along_axis(block, order, axis=1)))
     classes, probabilities = map(np.concatenate, zip(*blocks, strict=True))
     return classes, probabilities

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from finetune.data import labels as class_labels
-from finetune.data.prediction_columns import LABEL, MOST_COLUMNS, probability_of
+from finetune.data.prediction_columns import LABEL, MAX_PROBABILITY_COLUMNS, probability_of
 from finetune.errors import UserError, suggestion
 from finetune.statistics import baselines, linear, metrics
 from finetune.statistics.baselines import Source
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Scored)
 Tell = Callable[[str], object]
 Columns = dict[str, Any]  # column name -> array or list with a value for each row
-_MOST_NAMED = 12  # the most labels or targets that the start block lists
+_MAX_LISTED = 12  # the most labels or targets that the start block lists
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class Task(ABC, Generic[S]):
     @property
     def linear_model(self) -> str:
         """The name of the model that :meth:`fit_linear` fits."""
-        is_many = self.width > baselines.MOST_OF_REGRESSION
+        is_many = self.width > baselines.MAX_CLASSES_OF_REGRESSION
         return "ridge regression" if is_many else "logistic regression"
 
     def fit_linear(
@@ -172,7 +172,7 @@ class Task(ABC, Generic[S]):
     def balance(self, labels: Sequence[Any]) -> str:
         """Return the line of the start block about the labels of the training rows."""
         texts = self.describe_balance(self.targets(labels))
-        listed = ", ".join(texts[:_MOST_NAMED]) + ", ..." * (len(texts) > _MOST_NAMED)
+        listed = ", ".join(texts[:_MAX_LISTED]) + ", ..." * (len(texts) > _MAX_LISTED)
         return f"{len(texts)}: {listed}" if self.labels else listed
 
     def fit(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
@@ -202,7 +202,7 @@ class Task(ABC, Generic[S]):
     @property
     def has_outputs_file(self) -> bool:
         """Whether the outputs go to a separate file: too many classes for a column each."""
-        return self.has_one_class and len(self.labels) > MOST_COLUMNS
+        return self.has_one_class and len(self.labels) > MAX_PROBABILITY_COLUMNS
 
     @abstractmethod
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:

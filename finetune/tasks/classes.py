@@ -15,7 +15,7 @@ from finetune.data import targets
 from finetune.data.prediction_columns import (
     LABEL,
     LABEL_PROBABILITY,
-    MOST_PROBABLE,
+    MAX_PROBABLE_CLASSES,
     PREDICTION,
     PROBABILITY,
     of_rank,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from finetune.training.steps import GlobalLoss, RowLoss
 
 #: A label with fewer positive validation rows uses the threshold that all labels share.
-_FEWEST_POSITIVES = 10
+_MIN_POSITIVES = 10
 
 
 def _probabilities_in(table: pd.DataFrame, names: Sequence[str]) -> Probabilities:
@@ -91,13 +91,13 @@ class SingleLabel(Task[ScoredRows]):
             return columns | _probability_columns(self.labels, rows.probabilities)
         classes, probabilities = scored.most_probable(rows)
         columns |= {PROBABILITY: probabilities[:, 0], LABEL_PROBABILITY: rows.summary.of_label}
-        for rank in range(2, MOST_PROBABLE + 1):
+        for rank in range(2, MAX_PROBABLE_CLASSES + 1):
             columns[of_rank(PREDICTION, rank)] = names[classes[:, rank - 1]]
             columns[of_rank(PROBABILITY, rank)] = probabilities[:, rank - 1]
         return columns
 
     def statistics(self, rows: ScoredRows, recipe_metrics: Metrics) -> Statistics:
-        has_confusion = len(self.labels) <= metrics.MOST_CONFUSED
+        has_confusion = len(self.labels) <= metrics.MAX_CLASSES_OF_CONFUSION
         return replace(
             super().statistics(rows, recipe_metrics),
             classes=metrics.describe_classes(rows),
@@ -182,7 +182,7 @@ class MultiLabel(Task[ScoredLabels]):
         is_positive = np.asarray(targets, dtype=bool)
         thresholds = np.full(len(self.labels), mistakes.fit_threshold(outputs, is_positive))
         if self.thresholds == "label":
-            for index in np.flatnonzero(is_positive.sum(axis=0) >= _FEWEST_POSITIVES):
+            for index in np.flatnonzero(is_positive.sum(axis=0) >= _MIN_POSITIVES):
                 thresholds[index] = mistakes.fit_threshold(outputs[:, index], is_positive[:, index])
         return np.asarray(-logit(np.clip(thresholds, 1e-6, 1 - 1e-6)))
 

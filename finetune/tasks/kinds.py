@@ -29,7 +29,7 @@ KINDS: dict[str, type[Task[Any]]] = {
     kind.name: kind for kind in (SingleLabel, Ordinal, MultiLabel, Regression)
 }
 #: The fewest classes of an ordinal task: fewer have no meaningful order.
-FEWEST_ORDERED = 3
+MIN_ORDERED_CLASSES = 3
 #: Up to this many different whole numbers are classes. More of them are classes only if they have
 #: no gap and start at 0 or 1; else they may be quantities.
 SURELY_CLASSES = 20
@@ -64,7 +64,7 @@ def in_order(rows: Dataset, ordered_names: Sequence[str]) -> bool:
     names = class_names(rows)
     are_numbers = not any(is_word for is_word, _, _ in map(labels.natural_key, names))
     is_ascending = are_numbers and names == sorted(names, key=labels.natural_key)
-    return len(names) >= FEWEST_ORDERED and (set(names) <= set(ordered_names) or is_ascending)
+    return len(names) >= MIN_ORDERED_CLASSES and (set(names) <= set(ordered_names) or is_ascending)
 
 
 def encode_labels(
@@ -96,7 +96,7 @@ def check_order(dataset: DatasetDict, options: LabelOptions, report: Report) -> 
     if has_mismatch or not in_order(dataset["train"], options.names):
         report.error(
             f"--task ordinal: the classes in '{options.columns[0]}' are {list_names(names)}; "
-            f"expected {FEWEST_ORDERED} or more in a known order",
+            f"expected {MIN_ORDERED_CLASSES} or more in a known order",
             fix="add --label_order LOWEST,...,HIGHEST with all of them, or use --task single_label",
         )
 
@@ -177,7 +177,7 @@ def _decide_values(column: LabelColumn, options: LabelOptions, report: Report) -
         _ask(column, min(unmapped.values()), report, context)
     reason = "the labels are words"
     if not words:
-        can_be_ordinal = FEWEST_ORDERED <= len(finite) <= SURELY_CLASSES
+        can_be_ordinal = MIN_ORDERED_CLASSES <= len(finite) <= SURELY_CLASSES
         if fractions := [value for value in finite if value % 1]:
             reason = f"the labels are numbers with a fraction, such as {fractions[0]:g}"
             return "regression", reason + "; --task ordinal if they are grades" * can_be_ordinal

@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.faults
 STEPS, WARM = 2000, 500
-MOST = 50  # MiB
+MAX_MIB = 50  # MiB
 MEASURED = """
 
 def measured(step):
@@ -34,4 +34,4 @@ def test_2000_steps_with_evaluations_and_checkpoints_keep_their_memory(
         capture_output=True, text=True, timeout=580, check=True,
     )  # fmt: skip
     warm, end = map(int, re.findall(r"resident (\d+)", done.stdout))
-    assert end - warm < MOST, f"{warm} MiB after {WARM} steps, {end} MiB after {STEPS}"
+    assert end - warm < MAX_MIB, f"{warm} MiB after {WARM} steps, {end} MiB after {STEPS}"
