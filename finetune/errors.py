@@ -175,15 +175,28 @@ class Report:
 
     def text(self, finding: Finding, *, fix: bool = True) -> str:
         """Return a finding as text: ``MESSAGE: a.csv, line 3; FIX``."""
-        place = self.locate(finding.split, finding.rows) if len(finding.rows) else ""
-        message = f"{finding.message}: {place}" if place else finding.message
-        return f"{message}; {finding.fix}" if fix and finding.fix else message
+        message = finding.message
+        if len(finding.rows) and (place := self.locate(finding.split, finding.rows)):
+            message += f": {place}"
+        if fix and finding.fix:
+            message += f"; {finding.fix}"
+        return message
 
 
 def row_numbers(split: str, rows: Sequence[int]) -> str:
     """Return row numbers as text, counted from 1: ``rows 1, 5``; used where no file is known."""
-    numbers = ", ".join(str(row + 1) for row in rows[:SHOWN_PLACES])
-    return f"row{'s' * (len(rows) > 1)} {numbers}{', ...' * (len(rows) > SHOWN_PLACES)}"
+    noun = "row"
+    if len(rows) > 1:
+        noun = "rows"
+    return f"{noun} {list_first([row + 1 for row in rows[: SHOWN_PLACES + 1]], SHOWN_PLACES)}"
+
+
+def list_first(items: Sequence[object], count: int) -> str:
+    """Return the first ``count`` items with commas, and ``...`` if there are more."""
+    listed = ", ".join(map(str, items[:count]))
+    if len(items) > count:
+        listed += ", ..."
+    return listed
 
 
 def suggestion(name: str, names: Iterable[object], cutoff: float = 0.5) -> str:
@@ -194,5 +207,6 @@ def suggestion(name: str, names: Iterable[object], cutoff: float = 0.5) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun in the singular or plural: ``1 step``, ``1,200 steps``."""
-    plural = noun + ("es" if noun.endswith(("s", "x", "ch")) else "s")
-    return f"{number:,} {noun if number == 1 else plural}"
+    if number != 1:
+        noun += "es" if noun.endswith(("s", "x", "ch")) else "s"
+    return f"{number:,} {noun}"

@@ -22,7 +22,7 @@ from finetune.data import ROW, arrow, digests, encoding, targets
 from finetune.data.digests import drop_repeated
 from finetune.data.splits import Plan, build_index
 from finetune.data.targets import RELABEL, report_rows
-from finetune.errors import Report, UserError, counted
+from finetune.errors import Report, UserError, counted, list_first
 from finetune.runtime import activity
 from finetune.statistics import baselines, mistakes
 from finetune.statistics.estimates import share, wilson
@@ -154,13 +154,13 @@ def _find_class_problems(train: Dataset, test: Dataset, report: Report) -> None:
         ("few_rows_of_a_class", counts[counts < _MIN_ROWS], rare, add),
         ("not_in_test", counts[(counts > 1) & ~is_tested], untested, add),
     ):
-        listed = ", ".join(
+        shares = [
             f"'{label}' {count / len(train):.1%} ({count:,})"
-            for label, count in classes.head(_MAX_LISTED).items()
-        )
-        if len(classes):
+            for label, count in classes.head(_MAX_LISTED + 1).items()
+        ]
+        if shares:
+            listed = list_first(shares, _MAX_LISTED)
             message = f"{counted(len(classes), noun)} {description}: {listed}"
-            message += ", ..." * (len(classes) > _MAX_LISTED)
             count = int(classes.sum())
             report.warning(message, name, fix=fix, count=count, examined=len(train))
 
@@ -194,7 +194,8 @@ def _find_revealing_words(rows: Dataset, column: str, report: Report) -> None:
     if rules:
         rules.sort(key=lambda rule: -rule[0])
         message = "; ".join(sentence for *_, sentence in rules[:_MAX_LISTED])
-        message += "; ..." * (len(rules) > _MAX_LISTED)
+        if len(rules) > _MAX_LISTED:
+            message += "; ..."
         fix = "if a text has it only because its label was known, remove it from the texts"
         count = max(count for _, count, _ in rules)
         report.warning(message, "revealing_words", fix=fix, count=count, examined=len(rows))

@@ -55,9 +55,9 @@ class Parser(argparse.ArgumentParser):
             metadata = fields[name].metadata
             values = {"csv_quoting": "|".join(QUOTING), "drop_invalid": ""}
             form = f"--{name} {values.get(name, metadata.get('metavar', 'VALUE'))}".rstrip()
-            description = metadata["help"].partition(" (unset")[0]
-            default = " (default: as in the run, or detected)" * (not name.startswith("dataset_"))
-            help_texts[form] = description + default
+            help_texts[form] = metadata["help"].partition(" (unset")[0]
+            if not name.startswith("dataset_"):
+                help_texts[form] += " (default: as in the run, or detected)"
         for form, help_text in help_texts.items():
             flag, _, metavar = form.partition(" ")
             kind = int if metavar == "N" else str

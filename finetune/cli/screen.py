@@ -34,28 +34,40 @@ def _print_start(event: events.Started) -> None:
     arguments = event.arguments
     recipe = settings.recipe
     splits = recipe.splits
-    epochs = arguments.num_train_epochs
-    length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if arguments.max_steps <= 0 else "--max_steps"
-    base = getattr(recipe, "model", None)
-    model = sources.Source(base).describe() if base else "built by the recipe"
+    model = "built by the recipe"
+    if base := getattr(recipe, "model", None):
+        model = sources.Source(base).describe()
     if event.model is not None:
-        counts = [(weights.numel(), weights.requires_grad) for weights in event.model.parameters()]
-        total, trained = sum(n for n, _ in counts), sum(n for n, is_trained in counts if is_trained)
-        model += f", {total:,} parameters" + f", {trained:,} of them trained" * (trained < total)
+        total = trained = 0
+        for weights in event.model.parameters():
+            total += weights.numel()
+            if weights.requires_grad:
+                trained += weights.numel()
+        model += f", {total:,} parameters"
+        if trained < total:
+            model += f", {trained:,} of them trained"
+    task = recipe.kind.name.replace("_", " ")
+    if recipe.task_reason:
+        task += f" ({recipe.task_reason})"
+    texts = long_texts = ""
+    if getattr(recipe, "text_columns", ""):
+        texts = ", ".join(recipe.columns_read())
+    if isinstance(recipe, TextRecipe):
+        long_texts = _long_texts(recipe)
     facts: dict[str, str | list[str]] = {
         "data": [sources.Source(recipe.dataset).describe(), *recipe.notes],
         "rows": ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items()),
         "splits": recipe.split_how,
-        "task": recipe.kind.name.replace("_", " ")
-        + (f" ({recipe.task_reason})" if recipe.task_reason else ""),
+        "task": task,
         "labels": recipe.kind.balance(targets.values(splits["train"])),
-        "texts": ", ".join(recipe.columns_read()) if getattr(recipe, "text_columns", "") else "",
-        "long texts": _long_texts(recipe) if isinstance(recipe, TextRecipe) else "",
+        "texts": texts,
+        "long texts": long_texts,
         "model": model,
         "device": _device(arguments, settings.command),
         "batch": _batch_sizes(arguments),
         "precision": results.precision(arguments),
-        "steps": f"{event.steps:,} ({length}), learning rate {arguments.learning_rate:g}",
+        "steps": f"{event.steps:,} ({_length(arguments)}), "
+        f"learning rate {arguments.learning_rate:g}",
         "embedded": ", ".join(f"{name}={value}" for name, value in settings.overrides.items()),
         "directory": str(settings.output_dir),
     }
@@ -64,18 +76,29 @@ def _print_start(event: events.Started) -> None:
     console.print_line()
 
 
+def _length(arguments: FinetuneArguments) -> str:
+    if arguments.max_steps > 0:
+        return "--max_steps"
+    if arguments.num_train_epochs == 1:
+        return "1 epoch"
+    return f"{arguments.num_train_epochs:g} epochs"
+
+
 def _print_end(event: events.Finished) -> None:
     run = event.run
     manifest = run.manifest
     console.print_parts(tables.scores(run), *tables.targets(run.statistics), *tables.verdicts(run))
     first_step = manifest.steps_before
     resumed = f" (resumed at step {first_step:,})" if first_step else ""
-    report = f"; report: {event.page}" if event.page else ""
-    profile = f"; trace: {run.path}/profile" * (run.path / "profile").exists()
+    files = str(run.path)
+    if event.page:
+        files += f"; report: {event.page}"
+    if (run.path / "profile").exists():
+        files += f"; trace: {run.path}/profile"
     console.print_line(
         f"\ntrained {counted((manifest.steps or 0) - first_step, 'step')}{resumed} "
         f"in {manifest.train_seconds or 0.0:,.1f} s; test loss {run.metrics.test['loss']:.4f}\n"
-        f"throughput: {tables.format_speed(manifest.speed)}\nsaved to {run.path}{report}{profile}"
+        f"throughput: {tables.format_speed(manifest.speed)}\nsaved to {files}"
     )
 
 

@@ -165,12 +165,16 @@ def check(words: Sequence[str]) -> int:
         rows = summary.describe_splits(result.splits)
         console.print_line(f"task: {result.task.replace('_', ' ')}")
         console.print_columns(["", "rows", "share", "classes"], rows)
-        console.print_line(f"splits: {result.split_how}\n" if result.split_how else "")
+        if result.split_how:
+            console.print_line(f"splits: {result.split_how}")
+        console.print_line()
     for finding in result.findings:
         console.print_line(f"{finding.severity:<8} {finding.message}")
         if finding.fix:
             console.print_line(f"{'':<8} -> {finding.fix}")
-    console.print_line("\n" * bool(result.findings) + summary.verdict(result))
+    if result.findings:
+        console.print_line()
+    console.print_line(summary.verdict(result))
     if result.status != 2:
         console.print_line(f"to train: {result.command}")
     return result.status
@@ -311,14 +315,23 @@ def compare(words: Sequence[str]) -> int:
     from finetune.pipeline.report import compare as compare_runs
     from finetune.reporting import tables
 
-    names = (f"comparison{f'.{n}' * (n > 0)}.html" for n in itertools.count())
-    page = typed.output or next(name for name in names if not Path(name).exists())
+    page = typed.output or _free_page("comparison")
     comparison = compare_runs(typed.runs, page, trust_recipe=typed.trust_recipe)
     settings = tables.settings(comparison.names, comparison.settings)
     note = f"predictions differ on {counted(len(comparison.disagreements), 'row')}: see {page}"
     scores = comparison.scores(comparison.headline)
     console.print_parts(scores, *comparison.verdicts, *settings, note)
     return 0
+
+
+def _free_page(name: str) -> str:
+    """Return ``NAME.html``, or ``NAME.1.html`` and so on if that exists."""
+    page = f"{name}.html"
+    for number in itertools.count(1):
+        if not Path(page).exists():
+            break
+        page = f"{name}.{number}.html"
+    return page
 
 
 def report(words: Sequence[str]) -> int:

@@ -133,8 +133,10 @@ class Settings:
         """Return the settings with other options, as if they had been typed last."""
         if isinstance(self.typed, Mapping):
             return Settings.from_keywords(type(self.recipe), {**self.typed, **changes})
-        words = [f"--{n}" + f"={v}" * (v is not True) for n, v in changes.items()]
-        return Settings.from_command_line(self.name, [*self.typed, *words])
+        words = list(self.typed)
+        for name, value in changes.items():
+            words.append(f"--{name}" if value is True else f"--{name}={value}")
+        return Settings.from_command_line(self.name, words)
 
     @property
     def report(self) -> Report:

@@ -155,7 +155,7 @@ def require_rows(
             classes may still be corrected.
     """
     dropped = [report.text(item) for item in report.findings if item.name == "dropped_rows"]
-    reason = f" ({'; '.join(dropped)})" * bool(dropped)
+    reason = f" ({'; '.join(dropped)})" if dropped else ""
     train = dataset["train"]
     classes = targets.class_names(train)
     trained = targets.counts(train)

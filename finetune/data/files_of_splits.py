@@ -19,7 +19,7 @@ from datasets.data_files import SPLIT_KEYWORDS
 from finetune.data.comma_list import split_pairs
 from finetune.data.read import existing
 from finetune.data.stored_files import METADATA, require_whole, select_data, sorted_files
-from finetune.errors import UserError, suggestion
+from finetune.errors import UserError, list_first, suggestion
 from finetune.runtime import formats
 
 SPLITS = ("train", "validation", "test")
@@ -29,6 +29,7 @@ KEYWORDS = {word: str(split) for split, words in SPLIT_KEYWORDS.items() for word
 NONE = "none"
 #: Suffixes of image files.
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+_MAX_LISTED = 10  # names in a message
 #: The shard number at the end of a file's name: ``train-00000-of-00002``, ``train_1``.
 #: Old versions of the Hub added 16 digits; Spark adds a UUID: ``part-00000-<UUID>-c000.snappy``.
 _SHARD = re.compile(r"[-_.]?\d+(?:[-_]of[-_]\d+)?(?:-[0-9a-f]{8}-?[0-9a-f]{4}[-0-9a-f]{4}.*)?$")
@@ -120,7 +121,7 @@ def choose_splits(
         error.splits = list(names)
         raise error
     if unread := [name for name in unread if name not in chosen.values()]:
-        facts.append(f"not read: {_list_names(unread)} (--dataset_splits SPLIT=NAME)")
+        facts.append(f"not read: {list_first(unread, _MAX_LISTED)} (--dataset_splits SPLIT=NAME)")
     return {split: chosen[split] for split in SPLITS if split in chosen}, facts
 
 
@@ -148,9 +149,10 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
         raise UserError(f"--dataset_splits: {dataset} is not a directory: leave the flag out")
     foreign = [str(path) for path in paths if formats.suffix(path) not in formats.FILES]
     if foreign or not paths:
+        listed = list_first(foreign or [dataset], _MAX_LISTED)
         raise UserError(
-            f"cannot read {_list_names(foreign or [dataset])}: expected a file ending in "
-            f"{', '.join(formats.FILES)}; text may be compressed: {', '.join(formats.COMPRESSIONS)}"
+            f"cannot read {listed}: expected a file ending in {', '.join(formats.FILES)}; "
+            f"text may be compressed: {', '.join(formats.COMPRESSIONS)}"
         )
     folders = {path.parent.name for path in paths}
     stems = set(map(formats.stem, paths))
@@ -190,7 +192,7 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
         for split, name in chosen.items():
             require_whole(split, chosen_files[split])
             if len(groups[name]) > 1:
-                names = _list_names(list(map(str, groups[name])))
+                names = list_first(groups[name], _MAX_LISTED)
                 facts.append(f"read as the {split} split: {names}")
     unread = set(files)
     for group in groups.values():
@@ -227,8 +229,4 @@ def _name_unread(paths: Collection[Path], directory: Path) -> list[str]:
     if not paths:
         return []
     names = [str(path.relative_to(directory)) for path in sorted_files(paths)]
-    return [f"not read: {_list_names(names)}"]
-
-
-def _list_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:10]) + ", ..." * (len(names) > 10)
+    return [f"not read: {list_first(names, _MAX_LISTED)}"]

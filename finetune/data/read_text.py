@@ -20,7 +20,7 @@ from typing import IO, Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from finetune.errors import SHOWN_PLACES, UserError
+from finetune.errors import SHOWN_PLACES, UserError, list_first
 from finetune.runtime import formats
 
 #: Separators that can be detected, and their names.
@@ -262,10 +262,10 @@ def _compare_with_lines(path: Path, options: ReadOptions) -> list[str]:
             f"{path}: quotation marks may enclose fields or be text; choose --csv_quoting minimal "
             f"({row_count:,} rows) or --csv_quoting none ({literal_count:,} rows, one per line)"
         )
-    shown = ", ".join(map(str, places[:SHOWN_PLACES])) + ", ..." * (len(places) > SHOWN_PLACES)
+    listed = list_first(places, SHOWN_PLACES)
     return [
         f"{row_count:,} rows in {line_count:,} lines, as quoted fields contain line breaks: line "
-        f"{shown} (--csv_quoting none reads the marks as text)"
+        f"{listed} (--csv_quoting none reads the marks as text)"
     ]
 
 

@@ -117,8 +117,13 @@ class Source:
         places = self.find_places(split, rows[:SHOWN_PLACES])
         for noun, group in itertools.groupby(places, key=lambda place: place[0]):
             numbers = [str(number) for _, number in group]
-            groups.append(f"{noun}{'s' * (len(numbers) > 1)} {', '.join(numbers)}")
-        return "; ".join(groups) + ", ..." * (len(rows) > SHOWN_PLACES)
+            if len(numbers) > 1:
+                noun += "s"
+            groups.append(f"{noun} {', '.join(numbers)}")
+        listed = "; ".join(groups)
+        if len(rows) > SHOWN_PLACES:
+            listed += ", ..."
+        return listed
 
     def find_places(self, split: str, rows: Sequence[int]) -> list[tuple[str, int | str]]:
         """Return the place of each row, e.g. ``("line", 5)``; ``rows`` are in any order."""
@@ -153,8 +158,10 @@ class Source:
         try:
             loaded = datasets.load_dataset(name, self.config, revision=self.revision)
         except (DatasetGenerationError, OSError, ValueError) as error:  # also from Arrow
-            hint = "; --dataset_config NAME chooses one" * ("config" in str(error).lower())
-            raise UserError(f"data set '{name}' cannot be loaded: {error}{hint}") from error
+            message = f"data set '{name}' cannot be loaded: {error}"
+            if "config" in str(error).lower():
+                message += "; --dataset_config NAME chooses one"
+            raise UserError(message) from error
         commit = find_commit(next(iter(loaded.values())))
         # offline, `datasets` returns the cached data set whatever its revision
         if _COMMIT.fullmatch(self.revision or "") and commit not in (None, self.revision):

@@ -304,6 +304,7 @@ def _reason(error: Exception) -> str:
             "expected a model type that transformers supports"
         )
     line = str(error).strip().partition("\n")[0]
-    is_damaged = isinstance(error, (SafetensorError, json.JSONDecodeError))
-    hint = "; a file is damaged or cut off: copy or download the model again" * is_damaged
-    return shorten(f"{type(error).__name__}: {line}", 400) + hint
+    reason = shorten(f"{type(error).__name__}: {line}", 400)
+    if isinstance(error, (SafetensorError, json.JSONDecodeError)):
+        reason += "; a file is damaged or cut off: copy or download the model again"
+    return reason

@@ -198,8 +198,9 @@ def compare(
     for name, gaps, p_value in zip(names[1:], differences, p_values, strict=True):
         is_chance = is_several and p_value >= 0.05
         verdict = tables.judge(name, names[0], gaps, headline, better, is_chance=is_chance)
-        note = f" Corrected for {len(others)} comparisons (Holm, 1979)." * is_several
-        verdicts.append(verdict + note)
+        if is_several:
+            verdict += f" Corrected for {len(others)} comparisons (Holm, 1979)."
+        verdicts.append(verdict)
     comparison = Comparison(
         names=names,
         rows=len(frames[0]),
@@ -281,19 +282,24 @@ def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
     names = comparison.names
     frames = comparison.tables
     has_text = "text" in frames[0]
+    header = ["row", "text", "label"] if has_text else ["row", "label"]
     rows = []
     for index in comparison.disagreements[:30]:
         first = frames[0].iloc[index]
-        cells = [Cell(str(first["id"])), *([tables.excerpt(first["text"])] if has_text else [])]
+        cells = [Cell(str(first["id"]))]
+        if has_text:
+            cells.append(tables.excerpt(first["text"]))
         cells.append(Cell(task.describe(first, LABEL)))
-        for row in (frame.iloc[index] for frame in frames):
+        for frame in frames:
+            row = frame.iloc[index]
             prediction = task.describe(row, PREDICTION)
-            is_right = task.has_probabilities and prediction == task.describe(row, LABEL)
-            cells.append(Cell(prediction, "\N{CHECK MARK}" * is_right, "good" * is_right))
+            if task.has_probabilities and prediction == task.describe(row, LABEL):
+                cells.append(Cell(prediction, "\N{CHECK MARK}", "good"))
+            else:
+                cells.append(Cell(prediction))
         rows.append(cells)
-    header = ["row", *["text"] * has_text, "label", *names]
     count = f"Predictions differ on {len(comparison.disagreements):,} of {comparison.rows:,} rows."
-    examples = Table("Most confident disagreements", header, rows)
+    examples = Table("Most confident disagreements", [*header, *names], rows)
     sections: dict[str, list[Any]] = {
         "Scores": [comparison.scores(list(comparison.metrics[0]))],
         "Settings": tables.settings(names, comparison.settings) or ["All settings are the same."],

@@ -197,13 +197,16 @@ def _read_lines(no_rows: pa.Table) -> Iterator[pa.Table]:
     stdin: Any = sys.stdin.buffer
     number = 0
     while block := stdin.read1(2**16):
-        block += b"" if block.endswith(b"\n") else stdin.readline()
+        if not block.endswith(b"\n"):
+            block += stdin.readline()
         rows = []
         for line in block.removesuffix(b"\n").split(b"\n"):
             number += 1
             text = line.decode(errors="replace")
             is_text = text.encode() == line and "\0" not in text
-            text = text.removeprefix("\ufeff" * (number == 1)).removesuffix("\r")
+            if number == 1:
+                text = text.removeprefix("\ufeff")
+            text = text.removesuffix("\r")
             rows.append(text.split("\t") if len(names) > 1 else [text])
             if not is_text or len(rows[-1]) != len(names):
                 raise UserError(

@@ -97,8 +97,9 @@ def _code(run: Run) -> str:
     has_windows = options.get("long_texts") == "windows"
     if "model" not in options or has_windows or options.get("text_columns"):
         return f'import finetune\n\nfinetune.predict_file("{run.path.name}", "new.csv", "out.csv")'
-    kind = "text" if "max_length" in options else "image"
-    arguments = ", truncation=True" * (kind == "text")
+    kind, arguments = "image", ""
+    if "max_length" in options:
+        kind, arguments = "text", ", truncation=True"
     if run.labels and not run.kind.has_one_class:
         arguments += ", top_k=None"  # returns the scores of all labels
     return (

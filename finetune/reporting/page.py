@@ -82,13 +82,11 @@ def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:
 
 def _prediction_blocks(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[Any]:
     columns = zip(run.labels or [""], rows.targets.T, rows.outputs.T, strict=True)
-    targets = enumerate(itertools.islice(columns, _MAX_TARGETS), start=1)
-    return [
-        [
-            plots.predicted_and_true(true, predicted, name or "value", f"_{number}" * bool(name))
-            for number, (name, true, predicted) in targets
-        ]
-    ]
+    figures: list[Any] = []
+    for name, true, predicted in itertools.islice(columns, _MAX_TARGETS):
+        suffix = f"_{len(figures) + 1}" if name else ""
+        figures.append(plots.predicted_and_true(true, predicted, name or "value", suffix))
+    return [figures]
 
 
 def _class_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
@@ -133,15 +131,11 @@ def _slice_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     kinds = {field.name: field.type for field in user.schema}
     flat = user.select([name for name in kinds if not pa.types.is_nested(kinds[name])])
     slices = mistakes.worst_slices(rows, table.get("tokens"), flat.to_pandas(), _MAX_SLICES)
-    cells = [
-        [
-            Cell(part["name"]),
-            Cell(f"{part['rows']:,}", kind="number"),
-            *to_cells(part, ["accuracy"]),
-            Cell("lower than on all rows" * part["lower"], kind="bad"),
-        ]
-        for part in slices
-    ]
+    cells = []
+    for part in slices:
+        count = Cell(f"{part['rows']:,}", kind="number")
+        verdict = Cell("lower than on all rows" if part["lower"] else "", kind="bad")
+        cells.append([Cell(part["name"]), count, *to_cells(part, ["accuracy"]), verdict])
     caption = "Slices of at least 20 rows with the lowest accuracy; some are low by chance"
     return [Table(caption, ["slice", "rows", "accuracy", ""], cells)] if cells else []
 
@@ -165,7 +159,9 @@ def _mistake_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any
     names = rows.names
     examples = []
     for index in wrong[:_MAX_MISTAKES]:
-        note = f"{summary.of_label[index]:.1%}" + " label may be wrong" * (index in suspected)
+        note = f"{summary.of_label[index]:.1%}"
+        if index in suspected:
+            note += " label may be wrong"
         label = Cell(names[rows.labels[index]], note)
         confidence = Cell(f"{summary.confidence[index]:.1%}", kind="number")
         examples.append((index, [label, Cell(names[rows.classes[index]]), confidence]))

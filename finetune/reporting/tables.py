@@ -100,7 +100,9 @@ def format_number(value: float, digits: int = 4, *, signed: bool = False) -> str
     if math.isnan(value):
         return "undefined"
     spec = f".{digits}f" if 0.001 <= abs(value) < 1e6 or value == 0 else f".{digits}g"
-    return f"{value:{'+' * signed}{spec}}"
+    if signed:
+        spec = f"+{spec}"
+    return f"{value:{spec}}"
 
 
 def _interval(estimate: Mapping[str, float], signed: bool) -> str:
@@ -113,8 +115,8 @@ def _interval(estimate: Mapping[str, float], signed: bool) -> str:
 def format_score(metric: str, estimate: Mapping[str, float], *, signed: bool = False) -> str:
     """Return a score with its 95% confidence interval: ``f1 0.8220, 95% CI 0.803 to 0.839``."""
     interval = _interval(estimate, signed)
-    value = format_number(estimate["value"], signed=signed)
-    return f"{metric} {value}" + f", 95% CI {interval}" * bool(interval)
+    score = f"{metric} {format_number(estimate['value'], signed=signed)}"
+    return f"{score}, 95% CI {interval}" if interval else score
 
 
 def to_cells(scores: Mapping[str, Any], names: Iterable[str], signed: bool = False) -> list[Cell]:
@@ -307,8 +309,10 @@ def judge(
     if metric not in better or math.isnan(gap["low"]):
         return f"{subject} against {other}: difference in {difference}."
     verdict = 0 if is_chance else sign(gap) * better[metric]
-    chance = "; the difference may be chance" * (verdict == 0)
-    return f"{subject} {_VERBS[verdict]} {other} (difference in {difference}){chance}."
+    sentence = f"{subject} {_VERBS[verdict]} {other} (difference in {difference})"
+    if verdict == 0:
+        sentence += "; the difference may be chance"
+    return f"{sentence}."
 
 
 def sign(gap: Mapping[str, float]) -> int:

@@ -228,8 +228,10 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
             try:
                 results.append(prepare())
             except UserError as error:
-                prefix = f"rank {me.rank}: " * (me.rank > 0)
-                failure = UserError(*(f"{prefix}{mistake}" for mistake in error.mistakes))
+                mistakes = list(error.mistakes)
+                if me.rank > 0:
+                    mistakes = [f"rank {me.rank}: {mistake}" for mistake in mistakes]
+                failure = UserError(*mistakes)
             except RunError as error:
                 failure = error
         if failures := list(filter(None, gather(failure, waiting))):

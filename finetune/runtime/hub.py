@@ -40,7 +40,9 @@ def missing(options: Mapping[str, Any]) -> dict[str, str]:
         revision = options.get(f"{option}_revision")
         config = options.get(f"{option}_config")
         if names_repository(name) and not _is_cached(option, str(name), revision, config):
-            names[option] = f"the {noun} '{name}'" + f" at revision '{revision}'" * bool(revision)
+            names[option] = f"the {noun} '{name}'"
+            if revision:
+                names[option] += f" at revision '{revision}'"
     return names
 
 

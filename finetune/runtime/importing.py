@@ -67,8 +67,10 @@ def describe_error(error: BaseException, path: Path, name_in_messages: str) -> s
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     line = f", line {lines[-1]}" if lines else ""
-    message = str(error).strip().partition("\n")[0]
-    return f"{name_in_messages}{line}: {type(error).__name__}{': ' * bool(message)}{message}"
+    description = f"{name_in_messages}{line}: {type(error).__name__}"
+    if message := str(error).strip().partition("\n")[0]:
+        description += f": {message}"
+    return description
 
 
 def only_class(module: ModuleType, base: type[T], name_in_messages: str) -> type[T]:

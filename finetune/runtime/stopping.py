@@ -154,17 +154,19 @@ def stop(error: BaseException) -> int:
         _wait_to_be_ended()
     line = str(error).strip().partition("\n")[0]
     if isinstance(error, Stopped):
-        message = line * (rank == 0)
+        message = line if rank == 0 else ""
     elif isinstance(error, (UserError, RunError)):
         message = "\n".join(f"error: {line}" for line in getattr(error, "mistakes", (error,)))
     elif is_lost:
         reason = "it exited, or took longer than --ddp_timeout"
         message = f"error: rank {rank} lost the connection to another rank: {reason}: {line}"
     else:
-        title = f"rank {rank} failed:\n" * (distributed.ranks().world_size > 1)
-        message = f"{title}{''.join(traceback.format_exception(error))}".rstrip()
+        message = "".join(traceback.format_exception(error)).rstrip()
+        if distributed.ranks().world_size > 1:
+            message = f"rank {rank} failed:\n{message}"
     with contextlib.suppress(OSError):  # after SIGHUP there may be no terminal
-        tqdm.write(visible(masked(message)), file=sys.stderr, end="\n" * bool(message))
+        if message:
+            tqdm.write(visible(masked(message)), file=sys.stderr)
     if isinstance(error, Stopped):
         return STATUS
     return 2 if isinstance(error, UserError) else 1

@@ -194,7 +194,7 @@ class Trials:
             self._study.tell(self._current, state=state)
             ending = reason if is_pruned else f"failed: {reason}"
         deleted = ", ".join(self._delete_checkpoints())
-        note = f"; deleted the checkpoints of {deleted}" * bool(deleted)
+        note = f"; deleted the checkpoints of {deleted}" if deleted else ""
         if (killed := self._current.user_attrs.get(_CONTINUES)) is not None:
             values += f"; it was {trial_name(killed)} before its process ended"
         return f"{trial.path.name}: {ending} ({values}){note}"

@@ -15,7 +15,7 @@ import numpy as np
 
 from finetune.data import labels as class_labels
 from finetune.data.prediction_columns import LABEL, MAX_PROBABILITY_COLUMNS, probability_of
-from finetune.errors import UserError, suggestion
+from finetune.errors import UserError, list_first, suggestion
 from finetune.statistics import baselines, linear, metrics
 from finetune.statistics.baselines import Source
 from finetune.statistics.linear import Linear
@@ -172,7 +172,7 @@ class Task(ABC, Generic[S]):
     def balance(self, labels: Sequence[Any]) -> str:
         """Return the line of the start block about the labels of the training rows."""
         texts = self.describe_balance(self.targets(labels))
-        listed = ", ".join(texts[:_MAX_LISTED]) + ", ..." * (len(texts) > _MAX_LISTED)
+        listed = list_first(texts, _MAX_LISTED)
         return f"{len(texts)}: {listed}" if self.labels else listed
 
     def fit(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
