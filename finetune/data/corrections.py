@@ -238,6 +238,22 @@ def _normalize_label(label: str) -> str:
     return text if number is None else f"{number:.12g}"
 
 
+def _class_ids(values: Sequence[Any], names: Sequence[str]) -> list[int]:
+    """Return the sorted ids of classes, which may be escaped or within blanks."""
+    numbers = {escape_formula(name): number for number, name in enumerate(names)}
+    numbers |= dict(zip(names, range(len(names)), strict=True))
+    ids = set()
+    for word in map(str, values):
+        name = word if word in numbers else word.strip()
+        if name not in numbers:
+            raise UserError(
+                f"there is no label '{name}' (labels: {list_names(names)}); {DROP} leaves "
+                "the row out"
+            )
+        ids.add(numbers[name])
+    return sorted(ids)
+
+
 def _parse_label(cell: str, rows: Dataset) -> Any:
     """Return the label in a cell of ``new_label``, as class ids or numbers; None for ``drop``."""
     names = targets.class_names(rows)
@@ -248,15 +264,7 @@ def _parse_label(cell: str, rows: Dataset) -> Any:
     parsed = parse_list(cell) if is_list else None
     values = [cell] if parsed is None else parsed
     if names:
-        numbers = {escape_formula(name): number for number, name in enumerate(names)}
-        numbers |= {name: number for number, name in enumerate(names)}
-        words = [word if word in numbers else word.strip() for word in map(str, values)]
-        if unknown := [word for word in words if word not in numbers]:
-            raise UserError(
-                f"there is no label '{unknown[0]}' (labels: {list_names(names)}); {DROP} leaves "
-                "the row out"
-            )
-        labels: list[Any] = sorted({numbers[word] for word in words})
+        labels: list[Any] = _class_ids(values, names)
     else:
         length = feature.length if is_list else 1
         labels = [n for n in map(parse_number, values) if n is not None and math.isfinite(n)]

@@ -92,27 +92,29 @@ def choose_splits(
     """
     chosen = {split: name for split, name in split_names.items() if name != NONE}
     listed = ", ".join(names) or "none"
-    mistakes = [
-        f"--dataset_splits {split}={name}: {dataset} has no split '{name}'"
-        f"{suggestion(name, names)} (available: {listed})"
-        for split, name in chosen.items()
-        if name not in names
-    ]
+    mistakes = []
+    for split, name in chosen.items():
+        if name not in names:
+            mistakes.append(
+                f"--dataset_splits {split}={name}: {dataset} has no split '{name}'"
+                f"{suggestion(name, names)} (available: {listed})"
+            )
     unread = [name for name in names if name not in chosen.values()]
     facts = []
-    for split in (split for split in SPLITS if split not in split_names):
-        guesses = [name for name in unread if guess_split(name) == split and name not in SPLITS]
-        candidates = [split] if split in unread else guesses
-        option = f"--dataset_splits {split}={shlex.quote(candidates[0])}" if candidates else ""
+    for split in SPLITS:
+        candidates = _find_candidates(split, unread)
+        if split in split_names or not candidates:
+            continue
+        option = f"--dataset_splits {split}={shlex.quote(candidates[0])}"
         if len(candidates) > 1:
             mistakes.append(
                 f"{dataset}: expected one '{split}' split, found {', '.join(candidates)}; "
                 f"{option} chooses one, {split}={NONE} leaves it out"
             )
-        elif candidates:
-            chosen[split] = candidates[0]
-            if candidates != [split]:
-                facts.append(f"read '{candidates[0]}' as the {split} split ({option})")
+            continue
+        chosen[split] = candidates[0]
+        if candidates != [split]:
+            facts.append(f"read '{candidates[0]}' as the {split} split ({option})")
     if mistakes:
         raise UserError(*mistakes)
     if "train" not in chosen:
@@ -123,6 +125,13 @@ def choose_splits(
     if unread := [name for name in unread if name not in chosen.values()]:
         facts.append(f"not read: {list_first(unread, _MAX_LISTED)} (--dataset_splits SPLIT=NAME)")
     return {split: chosen[split] for split in SPLITS if split in chosen}, facts
+
+
+def _find_candidates(split: str, names: Sequence[str]) -> list[str]:
+    """Return the name of a split, if it is in ``names``, else the names with a keyword of it."""
+    if split in names:
+        return [split]
+    return [name for name in names if name not in SPLITS and guess_split(name) == split]
 
 
 def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
@@ -139,8 +148,8 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
     if any(sign in dataset for sign in "*?[") and not path.exists():
         # a folder that exists is no pattern, even with brackets in its name
         root = next(folder for folder in path.parents if folder.is_dir())
-        names = glob.glob(str(path.relative_to(root)), root_dir=root, recursive=True)
-        files = sorted_files(root / name for name in names)
+        matches = glob.glob(str(path.relative_to(root)), root_dir=root, recursive=True)
+        files = sorted_files(root / match for match in matches)
         paths = select_data(root, files)
         facts = _name_unread(set(files).difference(paths), root)
     elif existing(dataset).is_dir():
@@ -149,9 +158,9 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
         raise UserError(f"--dataset_splits: {dataset} is not a directory: leave the flag out")
     foreign = [str(path) for path in paths if formats.suffix(path) not in formats.FILES]
     if foreign or not paths:
-        listed = list_first(foreign or [dataset], _MAX_LISTED)
+        names = list_first(foreign or [dataset], _MAX_LISTED)
         raise UserError(
-            f"cannot read {listed}: expected a file ending in {', '.join(formats.FILES)}; "
+            f"cannot read {names}: expected a file ending in {', '.join(formats.FILES)}; "
             f"text may be compressed: {', '.join(formats.COMPRESSIONS)}"
         )
     folders = {path.parent.name for path in paths}
@@ -173,23 +182,19 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
     kind: Literal["tables", "texts", "images"] = "tables"
     class_level = 0
     if not any(map(is_split, groups)):
-        members = [path for path in paths if len(path.parts) > 1]
-        images = [path for path in members if path.suffix.lower() in IMAGES]
-        if classified := images or [path for path in members if path.suffix.lower() == ".txt"]:
+        images = _in_folders(paths, IMAGES)
+        texts = _in_folders(paths, (".txt",))
+        if images or texts:
             kind = "images" if images else "texts"
-            deeper = [path for path in classified if len(path.parts) > 2]
-            # without deeper files, a folder "test" may be a class
-            class_level = int(bool(split_names) or any(guess_split(p.parts[0]) for p in deeper))
-            groups = defaultdict(list)
-            for path in deeper if class_level else classified:
-                groups[path.parts[0] if class_level else "train"].append(path)
+            class_level, groups = _group_classified(images or texts, bool(split_names))
         elif len(groups) == 1 and not split_names:  # also a folder of `Dataset.save_to_disk`
             groups = {"train": next(iter(groups.values()))}
     hint = f"; or read several files as one with a pattern: --dataset '{directory}/*.csv'"
     chosen, facts = choose_splits(str(directory), groups, split_names, hint)
-    chosen_files = {split: [directory / p for p in groups[name]] for split, name in chosen.items()}
-    if kind == "tables":
-        for split, name in chosen.items():
+    chosen_files = {}
+    for split, name in chosen.items():
+        chosen_files[split] = [directory / path for path in groups[name]]
+        if kind == "tables":
             require_whole(split, chosen_files[split])
             if len(groups[name]) > 1:
                 names = list_first(groups[name], _MAX_LISTED)
@@ -199,6 +204,24 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
         unread.difference_update(directory / path for path in group)
     facts += _name_unread(unread, directory)
     return SplitFiles(kind, chosen_files, directory, class_level, facts)
+
+
+def _in_folders(paths: Iterable[Path], suffixes: Sequence[str]) -> list[Path]:
+    return [path for path in paths if len(path.parts) > 1 and path.suffix.lower() in suffixes]
+
+
+def _group_classified(
+    paths: Sequence[Path], has_split_names: bool
+) -> tuple[int, dict[str, list[Path]]]:
+    """Return the depth of the class folders, and the files by split."""
+    deeper = [path for path in paths if len(path.parts) > 2]
+    # without deeper files, a folder "test" may be a class
+    if not has_split_names and not any(guess_split(path.parts[0]) for path in deeper):
+        return 0, {"train": list(paths)}
+    groups: dict[str, list[Path]] = defaultdict(list)
+    for path in deeper:
+        groups[path.parts[0]].append(path)
+    return 1, groups
 
 
 def _group_tables(paths: Iterable[Path], is_split: Callable[[str], bool]) -> dict[str, list[Path]]:

@@ -106,10 +106,12 @@ def read_label_column(rows: Dataset, name: str) -> LabelColumn:
     if classes:
         names = dict(enumerate(classes)).get
         values = [list(map(names, v)) if isinstance(v, list) else names(v) for v in values]
-    are_labels = [  # an empty list is valid: a row without any label
-        None not in v if isinstance(v, list) else not pd.isna(v) and str(v).strip() != ""
-        for v in values
-    ]
+    are_labels = []
+    for value in values:
+        if isinstance(value, list):  # an empty one is valid: a row without any label
+            are_labels.append(None not in value)
+        else:
+            are_labels.append(not pd.isna(value) and str(value).strip() != "")
     column = LabelColumn(name=name, values=values, codes=codes, rows=rows, classes=classes)
     return column.only(np.array([*are_labels, False])[codes])
 
@@ -230,34 +232,47 @@ def encode_names(
     Raises:
         UserError: With the first invalid value of each column.
     """
-    by_name = {
-        split: _read_bits(group, split, report)
-        if len(group) > 1
-        else _read_names(group[0], split, options, report)
-        for split, group in columns.items()
-    }
+    by_name = {}
+    for split, group in columns.items():
+        if len(group) > 1:
+            by_name[split] = _read_bits(group, split, report)
+        else:
+            by_name[split] = _read_names(group[0], split, options, report)
     report.raise_errors()
-    is_set = options.task == "multi_label"
+    present: set[str] = set()
+    for column in by_name.values():
+        present.update(*column.values)
     declared = by_name["train"].classes
-    present = {name for column in by_name.values() for cell in column.values for name in cell}
     renamed = {name: options.renames.get(name, name) for name in (*declared, *present)}
-    occurring = {renamed[name] for name in present}
-    ordered = list(dict.fromkeys(renamed[name] for name in declared))
-    if occurring <= set(options.names):
-        is_complete = is_set or set(ordered) == set(options.names)
-        ordered = [name for name in options.names if is_complete or name in occurring]
-    else:
-        ordered += sorted(occurring - set(ordered), key=natural_key)
+    renamed_classes = dict.fromkeys(renamed[name] for name in declared)
+    ordered = _order_classes(renamed_classes, {renamed[name] for name in present}, options)
     numbers = {name: ordered.index(renamed[name]) for name in present}
+    feature: Any = ClassLabel(names=ordered)
+    kind = pa.int64()
+    if options.task == "multi_label":
+        feature, kind = List(feature), pa.list_(kind)
     labels = {}
     for split, column in by_name.items():
-        cells = [sorted({numbers[name] for name in cell}) for cell in column.values]
-        kind = pa.list_(pa.int64()) if is_set else pa.int64()
-        values = pa.array(cells if is_set else list(itertools.chain(*cells)), kind)
+        cells: list[Any] = []
+        for cell in column.values:
+            ids = sorted({numbers[name] for name in cell})
+            cells += [ids] if options.task == "multi_label" else ids
+        values = pa.array(cells, kind)
         labels[split] = values.take(pa.array(column.codes, mask=column.codes < 0))
-    feature: Any = ClassLabel(names=ordered)
     unmapped = sorted(options.renames.keys() - renamed.keys())
-    return Encoded(List(feature) if is_set else feature, labels, unmapped)
+    return Encoded(feature, labels, unmapped)
+
+
+def _order_classes(
+    declared: Iterable[str], occurring: set[str], options: LabelOptions
+) -> list[str]:
+    """Return the names of the classes in the order of their ids."""
+    ordered = list(declared)
+    if not occurring <= set(options.names):
+        return ordered + sorted(occurring - set(ordered), key=natural_key)
+    if options.task == "multi_label" or set(ordered) == set(options.names):
+        return list(options.names)
+    return [name for name in options.names if name in occurring]
 
 
 def _read_bits(group: Sequence[LabelColumn], split: str, report: Report) -> LabelColumn:
@@ -338,10 +353,9 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
             fix="--label_map OLD=NEW renames labels",
         )
     is_set = targets.is_set(rows)
-    labels = [
-        sorted(numbers[number] for number in label) if is_set else numbers[label]
-        for label in targets.values(rows)
-    ]
+    labels: list[Any] = []
+    for value in targets.values(rows):
+        labels.append(sorted(map(numbers.get, value)) if is_set else numbers[value])
     label = ClassLabel(names=list(names))
     feature: Any = List(label) if is_set else label
     return rows.remove_columns("label").add_column("label", labels, feature=feature)

@@ -135,12 +135,8 @@ def encoding_of(path: Path, name: str | None) -> str:
         return "utf-8-sig" if codec == "utf-8" else codec
     with open_bytes(path) as file:
         beginning = file.read(_BEGINNING)
-    if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
-    # in UTF-16 every second byte of Latin text is null
-    nulls = [beginning[start::2].count(0) / max(1, len(beginning)) for start in (0, 1)]
-    if max(nulls) > 0.2 and min(nulls) < 0.025:
-        return "utf-16-le" if nulls[1] > nulls[0] else "utf-16-be"
+    if utf16 := _find_utf16(beginning):
+        return utf16
     first_lines: dict[str, int] = {}
     with open_bytes(path) as lines:
         for number, line in enumerate(lines, start=1):
@@ -159,13 +155,27 @@ def encoding_of(path: Path, name: str | None) -> str:
     if "other" not in first_lines or b"\0" in beginning:  # null bytes are an error later
         return "utf-8-sig"
     if len(first_lines) > 1:
-        utf8 = f"line {first_lines['utf-8']} has UTF-8, " if "utf-8" in first_lines else ""
+        utf8 = ""
+        if "utf-8" in first_lines:
+            utf8 = f"line {first_lines['utf-8']} has UTF-8, "
         raise UserError(
             f"{path} is not entirely in UTF-8, UTF-16 or Windows-1252: {utf8}line "
             f"{first_lines.get('foreign', first_lines['other'])} has another encoding; set it with "
             "--encoding NAME, such as cp1252, cp1250, cp1251, gb18030 or shift_jis"
         )
     return "cp1252"
+
+
+def _find_utf16(beginning: bytes) -> str | None:
+    """Return the variant of UTF-16 that a file begins with; None if it is not UTF-16."""
+    if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    # every second byte of Latin text is null
+    even = beginning[::2].count(0) / max(1, len(beginning))
+    odd = beginning[1::2].count(0) / max(1, len(beginning))
+    if max(even, odd) > 0.2 and min(even, odd) < 0.025:
+        return "utf-16-le" if odd > even else "utf-16-be"
+    return None
 
 
 def text_lines(path: Path, encoding: str | None) -> Iterator[str]:

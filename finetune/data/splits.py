@@ -66,11 +66,13 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
     """
     splits = [name for name in ORDER if name in dataset]
     sizes = [len(dataset[name]) for name in splits]
-    labels = [str(label) for name in splits for label in targets.values(dataset[name])]
+    labels: list[str] = []
+    for name in splits:
+        labels += map(str, targets.values(dataset[name]))
     index = pd.DataFrame(
         {
             "split": pd.Categorical(np.repeat(splits, sizes), splits, ordered=True),
-            "row": np.concatenate([np.arange(size) for size in sizes]),
+            "row": np.concatenate(list(map(np.arange, sizes))),
             "label": pd.factorize(np.array(labels, dtype=object))[0],
         }
     )
@@ -100,13 +102,7 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
             expected = plan.time_format or "numbers, or dates like 2024-01-31"
             fix = f"{flag} takes {expected} (--time_format %d.%m.%Y reads other forms); {fix}"
     else:
-        groups = []
-        for split in splits:
-            if column in dataset[split].column_names:
-                groups.append(_read_texts(dataset[split], column, flag))
-            else:
-                groups.append(pd.Series(index=range(len(dataset[split])), dtype=object))
-                report.info(f"{flag}: the {split} data has no such column; no rows are left out")
+        groups = [_read_groups(dataset, split, column, flag, report) for split in splits]
         codes, names = pd.factorize(pd.concat(groups))
         _report_spellings(names, flag, report)
         index["group"] = np.where(codes < 0, np.nan, codes)
@@ -123,6 +119,16 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
     for split, rows in index["row"][is_shared].groupby(index["split"], observed=True):
         report_rows(report, "dropped_rows", description, "left out", rows, dataset[split], split)
     return index[~is_shared]
+
+
+def _read_groups(
+    dataset: DatasetDict, split: str, column: str, flag: str, report: Report
+) -> pd.Series:
+    rows = dataset[split]
+    if column in rows.column_names:
+        return _read_texts(rows, column, flag)
+    report.info(f"{flag}: the {split} data has no such column; no rows are left out")
+    return pd.Series(index=range(len(rows)), dtype=object)
 
 
 def _report_spellings(names: pd.Index, flag: str, report: Report) -> None:
@@ -209,39 +215,16 @@ def _divide(
     left = train = index[index["split"] == "train"]
     kind = next((name for name in ("group", "time") if name in index), None)
     column = plan.group_column or plan.time_column
+    requests = {"test": plan.test_size, "validation": plan.validation_size}
     shares = []
     for name in HELD_OUT:
-        requested = plan.test_size if name == "test" else plan.validation_size
-        if name in dataset and requested is not None:
-            raise UserError(f"--{name}_size: the data has a {name} split: leave the flag out")
         if name in dataset:
+            if requests[name] is not None:
+                raise UserError(f"--{name}_size: the data has a {name} split: leave the flag out")
             continue
-        size = round(0.2 * len(train) if name == "test" else min(0.1 * len(left), 10_000))
-        if requested is not None:
-            size = round(requested * (len(train) if requested < 1 else 1))
-            if not 1 < size < len(left):
-                sizes = {"test": plan.test_size, "validation": plan.validation_size}
-                flags = [f"--{key}_size {share:g}" for key, share in sizes.items() if share]
-                raise UserError(
-                    f"{' and '.join(flags)}: {name} would take {size:,} rows, and {len(left):,} of "
-                    f"{len(train):,} training rows are left; expected at least 2, and fewer"
-                )
-        labels = strata[left["row"]]
+        size = _size_of_split(name, requests, len(train), len(left))
         seed = plan.split_seed + (name == "validation")
-        if kind == "group":
-            is_chosen = _split_groups(labels, pd.factorize(left["group"], sort=True)[0], size, seed)
-        elif kind == "time":
-            # rows of one time stay together, so only about `size` rows are split off
-            rows_since = left["time"].value_counts().sort_index(ascending=False).cumsum()[:-1]
-            newest = (rows_since - size).abs().idxmin() if len(rows_since) else np.inf
-            is_chosen = (left["time"] >= newest).to_numpy()
-        else:
-            # the first row of each class stays in training, which must know every class
-            is_set = labels.ndim == 2
-            first = labels.argmax(axis=0) if is_set else np.unique(labels, return_index=True)[1]
-            spare = np.delete(np.arange(len(labels)), first)
-            is_chosen = np.zeros(len(labels), dtype=bool)
-            is_chosen[spare[draw_rows(labels[spare], min(size, len(spare)), seed)]] = True
+        is_chosen = _choose_rows(left, kind, strata[left["row"]], size, seed)
         if kind and not is_chosen.any():
             noun, flag = (kind, f"--{kind}_column {column}: ") if column else ("text", "")
             raise UserError(
@@ -258,8 +241,47 @@ def _divide(
     if kind == "time":
         return parts, f"{description}, the newest by '{column}'"
     description += ", stratified" if strata.any() else ", at random"
-    description += f", no {column or 'text'} in two splits" * (kind == "group")
+    if kind == "group":
+        description += f", no {column or 'text'} in two splits"
     return parts, f"{description} (seed {plan.split_seed})"
+
+
+def _size_of_split(name: str, requests: dict[str, float | None], rows: int, rows_left: int) -> int:
+    """Return how many of the training rows that are left are split off for ``name``."""
+    requested = requests[name]
+    if requested is None:
+        share = 0.2 * rows if name == "test" else min(0.1 * rows_left, 10_000)
+        return round(share)
+    if requested < 1:
+        requested *= rows
+    size = round(requested)
+    if not 1 < size < rows_left:
+        flags = [f"--{split}_size {share:g}" for split, share in requests.items() if share]
+        raise UserError(
+            f"{' and '.join(flags)}: {name} would take {size:,} rows, and {rows_left:,} of "
+            f"{rows:,} training rows are left; expected at least 2, and fewer"
+        )
+    return size
+
+
+def _choose_rows(
+    left: pd.DataFrame, kind: str | None, labels: np.ndarray, size: int, seed: int
+) -> np.ndarray:
+    """Return a mask of the rows to split off, ``size`` of them or about as many."""
+    if kind == "group":
+        return _split_groups(labels, pd.factorize(left["group"], sort=True)[0], size, seed)
+    if kind == "time":
+        # rows of one time stay together, so only about `size` rows are split off
+        rows_since = left["time"].value_counts().sort_index(ascending=False).cumsum()[:-1]
+        newest = (rows_since - size).abs().idxmin() if len(rows_since) else np.inf
+        return np.asarray(left["time"] >= newest)
+    # the first row of each class stays in training, which must know every class
+    is_set = labels.ndim == 2
+    first = labels.argmax(axis=0) if is_set else np.unique(labels, return_index=True)[1]
+    spare = np.delete(np.arange(len(labels)), first)
+    is_chosen = np.zeros(len(labels), dtype=bool)
+    is_chosen[spare[draw_rows(labels[spare], min(size, len(spare)), seed)]] = True
+    return is_chosen
 
 
 def draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from datasets import Dataset
+
 from finetune.checking.rows import check_deep
 from finetune.config.settings import Settings
 from finetune.data import targets
-from finetune.errors import Finding, Severity
+from finetune.errors import Finding, Report, Severity
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, reporting
 from finetune.recipe import Recipe, TextRecipe
@@ -93,20 +95,29 @@ def check_settings(settings: Settings, progress: Progress = ignore, *, deep: boo
             check_deep(recipe.source, recipe.splits, recipe.input_column, columns, plan, report)
         elif deep:
             report.info("--deep was skipped: first fix the errors", name="deep")
-    findings = [
-        replace(finding, message=report.text(finding, fix=False))
-        for finding in sorted(report.findings, key=lambda f: list(STATUS).index(f.severity))
-    ]
+    task = ""
     splits = {}
-    for name, rows in recipe.splits.items() if is_read else ():
-        counts = targets.counts(rows)
-        classes = {label: counts.get(n, 0) for n, label in enumerate(targets.class_names(rows))}
-        splits[name] = SplitFacts(rows=len(rows), classes=classes)
+    if is_read:
+        task = recipe.kind.name
+        for name, rows in recipe.splits.items():
+            splits[name] = _count_rows(rows)
     return Check(
-        findings=findings,
+        findings=_sort_findings(report),
         splits=splits,
-        task=recipe.kind.name if is_read else "",
+        task=task,
         steps=steps,
         command=settings.command,
         split_how=recipe.split_how,
     )
+
+
+def _count_rows(rows: Dataset) -> SplitFacts:
+    counts = targets.counts(rows)
+    classes = {name: counts.get(n, 0) for n, name in enumerate(targets.class_names(rows))}
+    return SplitFacts(rows=len(rows), classes=classes)
+
+
+def _sort_findings(report: Report) -> list[Finding]:
+    """Return the findings, the worst first, with file and line in the message."""
+    findings = sorted(report.findings, key=lambda f: list(STATUS).index(f.severity))
+    return [replace(finding, message=report.text(finding, fix=False)) for finding in findings]

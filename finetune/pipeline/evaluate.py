@@ -150,20 +150,7 @@ def _read_rows(
     """Return the recipe with the rows of ``data``: its test, else validation, else train split."""
     from datasets import DatasetDict
 
-    defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
-    if unknown := [f"--{name}: not an option of this recipe" for name in reading.keys() - defaults]:
-        raise UserError(*unknown)
-    if isinstance(recipe, TextRecipe):
-        text_columns = [reading.get(name) for name in ("text_column", "text_columns")]
-        recipe.refuse_other_columns(run.path, *text_columns)
-    options: dict[str, Any] = {name: defaults[name] for name in _UNSET if name in defaults}
-    if formats.suffix(data) not in formats.SEPARATORS:
-        options["csv_quoting"] = "auto"
-    if "label_column" in reading:
-        options["label_columns"] = None
-    if isinstance(recipe, ImageRecipe) and Path(data).expanduser().is_dir():
-        options |= {"image_column": "image", "label_column": "label"}  # columns of an image folder
-    options |= {"dataset": data, **reading}
+    options = _reading_options(run, data, recipe, reading)
     source = replace(recipe, **options)
     other_split = ""
     try:
@@ -192,6 +179,27 @@ def _read_rows(
     evaluated.prepared = DatasetDict(dict.fromkeys(SPLITS, prepared))
     evaluated.kind = replace(run.kind, loss_function=recipe.loss_function or "")
     return evaluated
+
+
+def _reading_options(
+    run: Run, data: str, recipe: Recipe, reading: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options of the recipe that other data is read with."""
+    defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
+    if unknown := [f"--{name}: not an option of this recipe" for name in reading.keys() - defaults]:
+        raise UserError(*unknown)
+    if isinstance(recipe, TextRecipe):
+        text_columns = [reading.get(name) for name in ("text_column", "text_columns")]
+        recipe.refuse_other_columns(run.path, *text_columns)
+    options: dict[str, Any] = {name: defaults[name] for name in _UNSET if name in defaults}
+    if formats.suffix(data) not in formats.SEPARATORS:
+        options["csv_quoting"] = "auto"
+    if "label_column" in reading:
+        options["label_columns"] = None
+    if isinstance(recipe, ImageRecipe) and Path(data).expanduser().is_dir():
+        options |= {"image_column": "image", "label_column": "label"}  # columns of an image folder
+    options |= {"dataset": data, **reading}
+    return options
 
 
 def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) -> int | None:

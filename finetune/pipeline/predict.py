@@ -222,16 +222,8 @@ def _request(
     output: Path | None = None,
 ) -> Request:
     """Return a request; mistakes in ``values``, those of :class:`Options`, are reported."""
-    names = [option.name for option in fields(Options)]
-    if unknown := [name for name in values if name not in names]:
-        report.error(f"unknown option {', '.join(unknown)} (available: {', '.join(names)})")
-    for name, choices in CHOICES.items():
-        if values.get(name) not in (None, *choices):
-            report.error(f"--{name} {values[name]}: expected {' or '.join(choices)}")
-    if (tokens := values.get("batch_tokens")) is not None and tokens < 1:
-        report.error(f"--batch_tokens {tokens}: expected 1 or more")
+    options = _parse_options(values, report)
     run = Run.load(run, trust_recipe=trust_recipe)
-    options = Options(**{name: value for name, value in values.items() if name in names})
     # bf16 changes probabilities by less than 0.02, but leaves a regression with three digits
     is_classifier = run.kind.has_probabilities and isinstance(run.recipe(scores=False), TextRecipe)
     load_model = model_loader(run, options, workers=hardware.use_threads(None))
@@ -244,6 +236,25 @@ def _request(
     )
     request = Request(run, source, options, output)
     request.load_model = load_model or request.load_model
+    _refuse_unused(request, source, report)
+    return request
+
+
+def _parse_options(values: Mapping[str, Any], report: Report) -> Options:
+    names = [option.name for option in fields(Options)]
+    if unknown := [name for name in values if name not in names]:
+        report.error(f"unknown option {', '.join(unknown)} (available: {', '.join(names)})")
+    for name, choices in CHOICES.items():
+        if values.get(name) not in (None, *choices):
+            report.error(f"--{name} {values[name]}: expected {' or '.join(choices)}")
+    if (tokens := values.get("batch_tokens")) is not None and tokens < 1:
+        report.error(f"--batch_tokens {tokens}: expected 1 or more")
+    return Options(**{name: value for name, value in values.items() if name in names})
+
+
+def _refuse_unused(request: Request, source: str | Path | None, report: Report) -> None:
+    """Report flags that have no effect on this input, output and model."""
+    options, run = request.options, request.run
     is_image = isinstance(request.recipe, ImageRecipe)
     unused = {"text_column", "text_columns"} if is_image else {"image_column"}
     if request.kind not in READABLE:
@@ -257,7 +268,6 @@ def _request(
         report.error("--all_probabilities: the run predicts a number, it has no classes")
     if options.calibrated and run.manifest.temperature is None:
         report.error(f"--calibrated: {run.path} has no temperature")
-    return request
 
 
 def _notes(request: Request) -> list[str]:

@@ -191,16 +191,6 @@ def compare(
     differences = [estimate_difference(scored_rows[0], rows, metrics) for rows in others]
     distance = np.max([distances(scored_rows[0], rows) for rows in others], axis=0)
     names = [str(run.path) for run in loaded]
-    better = tables.directions(first.manifest)
-    is_several = len(others) > 1
-    p_values = holm([_p_value(gaps.get(headline[0])) for gaps in differences])
-    verdicts = []
-    for name, gaps, p_value in zip(names[1:], differences, p_values, strict=True):
-        is_chance = is_several and p_value >= 0.05
-        verdict = tables.judge(name, names[0], gaps, headline, better, is_chance=is_chance)
-        if is_several:
-            verdict += f" Corrected for {len(others)} comparisons (Holm, 1979)."
-        verdicts.append(verdict)
     comparison = Comparison(
         names=names,
         rows=len(frames[0]),
@@ -210,11 +200,30 @@ def compare(
         settings=_settings_that_differ(loaded),
         disagreements=np.argsort(-distance, kind="stable")[: np.count_nonzero(distance)],
         tables=frames,
-        verdicts=verdicts,
+        verdicts=_judge(names, differences, headline, tables.directions(first.manifest)),
     )
     if path is not None:
         _write_page(path, comparison, first.kind)
     return comparison
+
+
+def _judge(
+    names: Sequence[str],
+    differences: Sequence[Mapping[str, Any]],
+    headline: Sequence[str],
+    better: Mapping[str, int],
+) -> list[str]:
+    """Return a sentence for each run but the first: is it better than the first?"""
+    is_several = len(differences) > 1
+    p_values = holm([_p_value(gaps.get(headline[0])) for gaps in differences])
+    verdicts = []
+    for name, gaps, p_value in zip(names[1:], differences, p_values, strict=True):
+        is_chance = is_several and p_value >= 0.05
+        verdict = tables.judge(name, names[0], gaps, headline, better, is_chance=is_chance)
+        if is_several:
+            verdict += f" Corrected for {len(differences)} comparisons (Holm, 1979)."
+        verdicts.append(verdict)
+    return verdicts
 
 
 def read_same_rows(runs: Sequence[Run]) -> tuple[list[pd.DataFrame], list[Any]]:

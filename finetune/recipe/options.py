@@ -245,24 +245,35 @@ def validate(recipe: Any) -> None:
 
         recipe.dataset = memory.store(recipe.dataset)
     report = Report()
+    _convert_values(recipe, report)
+    report.raise_errors()
+    _check_combinations(recipe, report)
+    report.raise_errors()
+
+
+def _convert_values(recipe: Any, report: Report) -> None:
     hints = get_type_hints(type(recipe))
     for field in dataclasses.fields(recipe):
         name, form = field.name, field.metadata.get("metavar", "")
         with report.collect():
             value = format_option(getattr(recipe, name), form, f"--{name}")
-            value = os.fspath(value) if isinstance(value, os.PathLike) else value
+            if isinstance(value, os.PathLike):
+                value = os.fspath(value)
             setattr(recipe, name, value)
-            # a recipe on no pretrained model may have its own option of this name
-            is_ours = "group" in field.metadata
-            expected, is_allowed = _RANGES.get(name if is_ours else "", ("", lambda _: True))
             if mistake := find_type_mistake(f"--{name}", value, hints[name]):
                 report.error(mistake)
-            elif value is not None and not is_allowed(value):
-                report.error(f"--{name} {value}: expected {expected}")
-    report.raise_errors()
-    classes = type(recipe).__mro__
-    custom = [cls for cls in classes if not cls.__module__.startswith("finetune.recipe.")]
-    attributes = {name for cls in custom for name in vars(cls)}
+            # a recipe on no pretrained model may have its own option of this name
+            elif value is not None and name in _RANGES and "group" in field.metadata:
+                expected, is_allowed = _RANGES[name]
+                if not is_allowed(value):
+                    report.error(f"--{name} {value}: expected {expected}")
+
+
+def _check_combinations(recipe: Any, report: Report) -> None:
+    attributes: set[str] = set()
+    for cls in type(recipe).__mro__:
+        if not cls.__module__.startswith("finetune.recipe."):
+            attributes.update(vars(cls))
     if recipe.dataset and "load" in attributes and "dataset" not in attributes:
         report.error(
             f"--dataset {recipe.dataset}: the recipe loads its own data; if its load() reads "
@@ -279,7 +290,6 @@ def validate(recipe: Any) -> None:
     order = split_values(values.get("label_order") or "")
     if len(set(order)) < len(order):
         report.error(f"--label_order {values['label_order']}: expected each class once")
-    report.raise_errors()
 
 
 def _check_columns(recipe: Any, values: Mapping[str, Any], report: Report) -> None:

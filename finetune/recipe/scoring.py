@@ -149,23 +149,9 @@ class Scoring:
         path = shipped().get(module) or Path(module)
         title = path_below_cwd(path) if is_path(module) else f"'{module}'"
         metric = load(module, task.metric_config)
-        features: Any = metric.features
-        if isinstance(features, list):  # of several, `evaluate` uses the first that fits
-            features = features[0]
-        outputs = np.asarray(prediction.predictions)
-        decided = task.decide(outputs)
-        references = np.asarray(prediction.label_ids).astype(decided.dtype)
-        inputs = {"predictions": decided, "references": references}
-        if task.has_probabilities and "prediction_scores" in features:
-            inputs["prediction_scores"] = task.scored(references, outputs).probabilities.rows()
-        for column, feature in features.items():
-            # `evaluate` would convert 0.9 to 0
-            is_cut = column in inputs and inputs[column].dtype.kind == "f" and "int" in str(feature)
-            if column not in inputs or is_cut:
-                types = ", ".join(f"'{key}' as {array.dtype}" for key, array in inputs.items())
-                raise UserError(f"{title} needs '{column}' as {feature}; {task.name} has {types}")
+        inputs = _inputs(metric, title, task, prediction)
         try:
-            scores: Any = metric.compute(**{key: inputs[key] for key in features}, **options)
+            scores: Any = metric.compute(**inputs, **options)
         except (Exception, SystemExit) as error:
             raise UserError(describe_error(error, path, title)) from error
         numbers = list(scores.values()) if isinstance(scores, Mapping) else []
@@ -174,6 +160,32 @@ class Scoring:
         if len(numbers) == 1 and not (is_path(module) and name == path.stem):
             return {name: float(numbers[0])}
         return {str(key): float(score) for key, score in scores.items()}
+
+
+def _inputs(
+    metric: EvaluationModule, title: str, task: Task[Any], prediction: EvalPrediction
+) -> dict[str, Any]:
+    """Return the arguments of ``compute`` that a metric declares as its features.
+
+    Raises:
+        UserError: If the task lacks one, or has it as another type.
+    """
+    features: Any = metric.features
+    if isinstance(features, list):  # of several, `evaluate` uses the first that fits
+        features = features[0]
+    outputs = np.asarray(prediction.predictions)
+    decided = task.decide(outputs)
+    references = np.asarray(prediction.label_ids).astype(decided.dtype)
+    inputs = {"predictions": decided, "references": references}
+    if task.has_probabilities and "prediction_scores" in features:
+        inputs["prediction_scores"] = task.scored(references, outputs).probabilities.rows()
+    for column, feature in features.items():
+        # `evaluate` would convert 0.9 to 0
+        is_cut = column in inputs and inputs[column].dtype.kind == "f" and "int" in str(feature)
+        if column not in inputs or is_cut:
+            types = ", ".join(f"'{key}' as {array.dtype}" for key, array in inputs.items())
+            raise UserError(f"{title} needs '{column}' as {feature}; {task.name} has {types}")
+    return {name: inputs[name] for name in features}
 
 
 def require_direction(metric: str, is_greater: bool | None) -> None:

@@ -120,18 +120,29 @@ def decide_task(
         return "multi_label", f"the labels are separated by {options.separator!r}"
     lists = [index for index, value in enumerate(values) if parse_list(value) is not None]
     if any(isinstance(values[index], list) for index in lists) or 2 * len(lists) > len(values):
-        pairs = [(index, label) for index in lists for label in parse_list(values[index]) or ()]
-        kinds = {type(label) for _, label in pairs}
-        is_binary = all(label in (0, 1) for _, label in pairs)
-        if pairs and str not in kinds and (float in kinds or is_binary):
-            _ask(column, pairs[0][0], report, ", a list of numbers")
-        example = repr(values[pairs[0][0]]) if pairs else "[]"
+        example = _find_example(column, lists, report)
         return "multi_label", f"the labels are lists, such as {example}"
     if column.classes or any(isinstance(value, bool | dict) for value in values):
         return "single_label", "the labels are classes"
     if set(map(str, values)) <= set(options.names):
         return "single_label", "the labels are the classes of the recipe"
     return _decide_values(column, options, report)
+
+
+def _find_example(column: LabelColumn, lists: Sequence[int], report: Report) -> str:
+    """Return the first list with a label. Lists of numbers may be targets, so the user is asked."""
+    members: list[Any] = []
+    first = None
+    for index in lists:
+        members += parse_list(column.values[index]) or ()
+        if members and first is None:
+            first = index
+    if first is None:
+        return "[]"
+    types = set(map(type, members))
+    if str not in types and (float in types or all(member in (0, 1) for member in members)):
+        _ask(column, first, report, ", a list of numbers")
+    return repr(column.values[first])
 
 
 def _ask(
@@ -149,10 +160,10 @@ def _ask(
 def _decide_columns(columns: Sequence[LabelColumn], report: Report) -> tuple[str, str]:
     """Return the task of several columns: multi-label if all hold 0 and 1, else regression."""
     title = f"the columns {', '.join(column.name for column in columns)}"
-    not_binary = [
-        [index for index, value in enumerate(column.values) if labels.parse_truth(value) is None]
-        for column in columns
-    ]
+    not_binary = []
+    for column in columns:
+        truths = map(labels.parse_truth, column.values)
+        not_binary.append([index for index, truth in enumerate(truths) if truth is None])
     if not any(not_binary):
         return "multi_label", f"{title} hold 0 and 1"
     for column, indices in zip(columns, not_binary, strict=True):
@@ -164,28 +175,50 @@ def _decide_columns(columns: Sequence[LabelColumn], report: Report) -> tuple[str
 
 def _decide_values(column: LabelColumn, options: LabelOptions, report: Report) -> tuple[str, str]:
     """Return the task of one column of words and numbers, and the reason."""
-    numbers = [labels.parse_number(value) for value in column.values]
-    finite = sorted({number for number in numbers if number is not None and math.isfinite(number)})
-    words = {
-        str(value): index
-        for index, (value, number) in enumerate(zip(column.values, numbers, strict=True))
-        if number is None or not math.isfinite(number)
-    }
+    numbers = set()
+    words: dict[str, int] = {}
+    for index, value in enumerate(column.values):
+        number = labels.parse_number(value)
+        if number is not None and math.isfinite(number):
+            numbers.add(number)
+        else:
+            words[str(value)] = index
     unmapped = {word: index for word, index in words.items() if word not in options.renames}
-    if unmapped and len(words) < len(finite):
-        context = f", while {len(finite):,} of {len(numbers):,} different labels are numbers"
+    if unmapped and len(words) < len(numbers):
+        count = len(column.values)
+        context = f", while {len(numbers):,} of {count:,} different labels are numbers"
         _ask(column, min(unmapped.values()), report, context)
-    reason = "the labels are words"
+    task, reason = "single_label", "the labels are words"
     if not words:
-        can_be_ordinal = MIN_ORDERED_CLASSES <= len(finite) <= SURELY_CLASSES
-        if fractions := [value for value in finite if value % 1]:
-            reason = f"the labels are numbers with a fraction, such as {fractions[0]:g}"
-            return "regression", reason + "; --task ordinal if they are grades" * can_be_ordinal
-        is_gapless = finite[0] in (0, 1) and finite[-1] - finite[0] == len(finite) - 1
-        if len(finite) > SURELY_CLASSES and not is_gapless:
-            _ask(column, 0, report, f", one of {len(finite):,} different whole numbers")
-        reason = f"the labels are {len(finite)} different whole numbers"
-        reason += "; --task ordinal if their order matters" * can_be_ordinal
+        task, reason = _decide_numbers(column, sorted(numbers), report)
+    if task == "single_label":
+        _refuse_unlikely(column, options, unmapped, report)
+    return task, reason
+
+
+def _decide_numbers(
+    column: LabelColumn, finite: Sequence[float], report: Report
+) -> tuple[str, str]:
+    """Return the task of a column of numbers, and the reason; ``finite`` are sorted."""
+    can_be_ordinal = MIN_ORDERED_CLASSES <= len(finite) <= SURELY_CLASSES
+    if fractions := [value for value in finite if value % 1]:
+        reason = f"the labels are numbers with a fraction, such as {fractions[0]:g}"
+        if can_be_ordinal:
+            reason += "; --task ordinal if they are grades"
+        return "regression", reason
+    is_gapless = finite[0] in (0, 1) and finite[-1] - finite[0] == len(finite) - 1
+    if len(finite) > SURELY_CLASSES and not is_gapless:
+        _ask(column, 0, report, f", one of {len(finite):,} different whole numbers")
+    reason = f"the labels are {len(finite)} different whole numbers"
+    if can_be_ordinal:
+        reason += "; --task ordinal if their order matters"
+    return "single_label", reason
+
+
+def _refuse_unlikely(
+    column: LabelColumn, options: LabelOptions, unmapped: Mapping[str, int], report: Report
+) -> None:
+    """Ask for the task if the labels may be no classes: too many, printed lists, or several."""
     count = len({options.renames.get(str(value), str(value)) for value in column.values})
     rows = int((column.codes >= 0).sum())
     if count > SURELY_CLASSES and 2 * count > rows:
@@ -197,7 +230,6 @@ def _decide_values(column: LabelColumn, options: LabelOptions, report: Report) -
     if separated := _find_separator(list(unmapped)):
         separator, word = separated
         _ask(column, unmapped[word], report, separator=separator)
-    return "single_label", reason
 
 
 def _find_separator(words: Sequence[str]) -> tuple[str, str] | None:
@@ -208,14 +240,16 @@ def _find_separator(words: Sequence[str]) -> tuple[str, str] | None:
     comma), and any separator that most cells have, with no more different parts than such cells.
     """
     names = {word.strip() for word in words}
-    separators = Counter(
-        match.strip() or match
-        for word in words
-        for match in set(re.findall(r"[\W_]+", word.strip()))
-    )
+    separators: Counter[str] = Counter()
+    for word in words:
+        matches = set(re.findall(r"[\W_]+", word.strip()))
+        separators.update(match.strip() or match for match in matches)
     for separator, _ in separators.most_common(20):
-        splits = {word: [part.strip() for part in word.split(separator)] for word in words}
-        cells = {word: parts for word, parts in splits.items() if len(parts) > 1 and all(parts)}
+        cells = {}
+        for word in words:
+            cell_parts = [part.strip() for part in word.split(separator)]
+            if len(cell_parts) > 1 and all(cell_parts):
+                cells[word] = cell_parts
         parts = set(itertools.chain(*cells.values()))
         is_usual = separator in (";", "|") or (separator == "," and all(map(str.isdecimal, parts)))
         are_few = 2 * len(cells) > len(words) and len(parts) <= len(cells)

@@ -152,29 +152,23 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
     """
     names = training_names()
     hints = get_type_hints(FinetuneArguments)
-    unset = {name for name in options.SCHEDULE if user_options.get(name) is None}
-    user_options = {name: user_options[name] for name in user_options if name not in unset}
+    user_options = dict(user_options)
+    for name in options.SCHEDULE:
+        if user_options.get(name) is None:
+            user_options.pop(name, None)
     merged = {**defaults, **user_options}
-    mistakes = [
-        options.find_type_mistake(f"--{name}", value, hints[name])
-        if name in names
-        else options.describe_unknown(f"'{name}'", names)
-        for name, value in merged.items()
-    ]
+    mistakes = []
+    for name, value in merged.items():
+        if name not in names:
+            mistakes.append(options.describe_unknown(f"'{name}'", names))
+        elif mistake := options.find_type_mistake(f"--{name}", value, hints[name]):
+            mistakes.append(mistake)
     sizes = [name for name in options.BATCH_SIZES if user_options.get(name) is not None]
     if len(sizes) > 1:
         mistakes.append(f"--{' and --'.join(sizes)} are mutually exclusive: give one")
-    if mistakes := list(filter(None, mistakes)):
+    if mistakes:
         raise UserError(*mistakes)
-    defaults = {**defaults}
-    strategy_names = "eval_strategy", "save_strategy"
-    strategies = [user_options[name] for name in strategy_names if user_options.get(name)]
-    if "no" in strategies:
-        defaults["load_best_model_at_end"] = False
-    elif len(strategies) == 1 and strategies != ["best"]:  # the best one must be saved
-        defaults |= dict.fromkeys(strategy_names, strategies[0])
-        if steps := user_options.get("eval_steps", user_options.get("save_steps")):
-            defaults |= {"eval_steps": steps, "save_steps": steps}
+    defaults = {**defaults, **_default_strategies(user_options)}
     if "max_tokens_per_batch" in sizes:
         defaults["train_sampling_strategy"] = "group_by_length"
     best = merged.get("metric_for_best_model")
@@ -189,6 +183,20 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
         raise UserError(*mistakes)
     _resolve(values)
     return values
+
+
+def _default_strategies(user_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults that follow from ``--eval_strategy`` and ``--save_strategy``."""
+    names = "eval_strategy", "save_strategy"
+    strategies = [user_options[name] for name in names if user_options.get(name)]
+    if "no" in strategies:
+        return {"load_best_model_at_end": False}
+    if len(strategies) != 1 or strategies == ["best"]:
+        return {}
+    defaults = dict.fromkeys(names, strategies[0])  # the best one must be saved
+    if steps := user_options.get("eval_steps", user_options.get("save_steps")):
+        defaults |= {"eval_steps": steps, "save_steps": steps}
+    return defaults
 
 
 def shards(values: FinetuneArguments | ArgumentValues) -> bool:
@@ -212,20 +220,37 @@ def shard_embeddings_once(plugin: Any, model: Any) -> None:
 
 def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     """Yield a message for each contradiction between arguments, or with the machine."""
-    ranks = distributed.ranks()
-    gpus = torch.accelerator.device_count()
-    sampling = values.train_sampling_strategy
+    yield from _find_numbers_out_of_range(values)
+    yield from _find_conflicts_with_machine(values)
+    yield from _find_conflicts_of_sampling(values)
+    strategies = values.eval_strategy, values.save_strategy
+    keeps_best = values.load_best_model_at_end and "no" not in strategies
+    if values.early_stopping_patience is not None and not keeps_best:
+        flags = "--eval_strategy and --save_strategy other than no"
+        yield f"--early_stopping_patience needs --load_best_model_at_end true, {flags}"
+    yield from _find_missing_trackers(values)
+
+
+def _find_numbers_out_of_range(values: ArgumentValues) -> Iterator[str]:
     for name, value in vars(values).items():
         lowest = int(name in _AT_LEAST_1)
         bound = _BELOW.get(name, math.inf)
         is_default = value == getattr(FinetuneArguments, name, None)  # -1 may be unset
         if isinstance(value, (int, float)) and not is_default and not lowest <= value < bound:
-            limit = f" and below {bound}" if name in _BELOW else " and finite"
-            limit *= name in _BELOW or not math.isfinite(value)
-            yield f"--{name} {value}: expected {lowest} or more{limit}"
+            message = f"--{name} {value}: expected {lowest} or more"
+            if name in _BELOW:
+                message += f" and below {bound}"
+            elif not math.isfinite(value):
+                message += " and finite"
+            yield message
     for name in ("num_train_epochs", "max_minutes"):
         if getattr(values, name) == 0:
             yield f"--{name} 0: expected more than 0"
+
+
+def _find_conflicts_with_machine(values: ArgumentValues) -> Iterator[str]:
+    ranks = distributed.ranks()
+    gpus = torch.accelerator.device_count()
     if (seconds := values.grace_seconds) > 25 and "TORCHELASTIC_RUN_ID" in os.environ:
         yield f"--grace_seconds {seconds:g}: torchrun kills after 30 seconds; expected 25 or less"
     if ranks.world_size > 1 and not values.use_cpu and ranks.local_world_size > gpus:
@@ -238,6 +263,10 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
         yield "--fp16 or --precision fp16: not supported on a CPU; expected bf16 or fp32"
     if values.precision != "auto" and (values.bf16 or values.fp16):
         yield f"--precision {values.precision} and --bf16 or --fp16 are mutually exclusive"
+
+
+def _find_conflicts_of_sampling(values: ArgumentValues) -> Iterator[str]:
+    sampling = values.train_sampling_strategy
     if sampling == "batch_rebalance":  # steps would depend on the number of processes
         yield f"--train_sampling_strategy {sampling}: expected random, sequential, group_by_length"
     if values.max_tokens_per_batch and sampling != "group_by_length":
@@ -246,17 +275,17 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     if is_balanced and (values.max_tokens_per_batch or sampling == "sequential"):
         flags = "--global_batch_size, and --train_sampling_strategy random or group_by_length"
         yield f"--class_sampling balanced draws rows: it needs {flags}"
-    strategies = values.eval_strategy, values.save_strategy
-    keeps_best = values.load_best_model_at_end and "no" not in strategies
-    if values.early_stopping_patience is not None and not keeps_best:
-        flags = "--eval_strategy and --save_strategy other than no"
-        yield f"--early_stopping_patience needs --load_best_model_at_end true, {flags}"
+
+
+def _find_missing_trackers(values: ArgumentValues) -> Iterator[str]:
     installed = trackers.get_available_reporting_integrations()  # type: ignore[no-untyped-call]
     names = [values.report_to] if isinstance(values.report_to, str) else values.report_to or []
     for name in sorted(set(names) - {"none", "all", *installed}):
-        known = trackers.INTEGRATION_TO_CALLBACK
-        hint = "" if name in known else suggestion(name, known)
-        hint = f": pip install '{DISTRIBUTION}[{name}]'" if name in _TRACKERS else hint
+        hint = ""
+        if name in _TRACKERS:
+            hint = f": pip install '{DISTRIBUTION}[{name}]'"
+        elif name not in trackers.INTEGRATION_TO_CALLBACK:
+            hint = suggestion(name, trackers.INTEGRATION_TO_CALLBACK)
         yield f"--report_to {name}: not installed{hint}"
 
 
