@@ -219,14 +219,14 @@ def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) 
     labels = targets.strata(rows)
     constant = float(np.bincount(labels).max()) / len(labels)
     half = np.random.default_rng(0).permutation(len(labels)) % 2
-    columns = {
-        name: arrow.column(rows, name).combine_chunks()
-        for name in rows.column_names
-        if name not in {ROW, "label", "text", digests.TEXTS}
-    }
+    columns = {}
+    for name in rows.column_names:
+        if name not in {ROW, "label", "text", digests.TEXTS}:
+            columns[name] = arrow.column(rows, name).combine_chunks()
     if digests.TEXTS in rows.column_names:  # the columns that were joined to `text`
         parts = arrow.column(rows, digests.TEXTS).combine_chunks()
-        columns |= {name: pc.list_element(parts, number) for number, name in enumerate(read)}
+        for number, name in enumerate(read):
+            columns[name] = pc.list_element(parts, number)
     for name, values in columns.items():
         if constant == 1 or pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
             continue

@@ -20,9 +20,11 @@ def describe_splits(splits: dict[str, Any]) -> list[list[str]]:
 
 def verdict(result: Any) -> str:
     """Return a sentence: whether training would work."""
-    steps = f", {counted(result.steps, 'step')}" if result.steps is not None else ""
+    steps = ""
+    if result.steps is not None:
+        steps = f", {counted(result.steps, 'step')}"
     severities = [finding.severity for finding in result.findings]
-    errors, warnings = (severities.count(severity) for severity in ("error", "warning"))
+    errors, warnings = map(severities.count, ("error", "warning"))
     sentences = {
         0: f"nothing suspicious: training would work{steps}",
         2: f"training would refuse: {counted(errors, 'error')}",

@@ -37,11 +37,14 @@ def write(path: Path, findings: Sequence[Finding], recipe: Any) -> int:
         rows = recipe.source[split]
         positions = {row: index for index, row in enumerate(targets.source_rows(rows).tolist())}
         numbers = [row for row in split_suspects if row in positions]  # without rows not loaded
-        rows = rows.select([positions[row] for row in numbers])
+        rows = rows.select(list(map(positions.__getitem__, numbers)))
         table = without_bytes(user_table(rows, recipe.input_column))
         user_columns |= dict.fromkeys(table.column_names)
         user_rows = table.to_pylist() or [{}] * len(rows)
-        texts = rows["text"] if "text" in rows.column_names else [r.get("file") for r in user_rows]
+        if "text" in rows.column_names:
+            texts = rows["text"]
+        else:
+            texts = [row.get("file") for row in user_rows]
         keys = corrections.row_digests(rows, recipe.input_column)
         places: list[tuple[str, int | str]] = [("row", number + 1) for number in numbers]
         if recipe.row_source is not None:

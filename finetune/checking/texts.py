@@ -78,7 +78,9 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
     size = min(len(rows), _MAX_ROWS)
     sample = np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))
     for part, column in enumerate(columns):
-        suffix = f" in '{column}'" if stored == digests.TEXTS else ""
+        suffix = ""
+        if stored == digests.TEXTS:
+            suffix = f" in '{column}'"
         masks = {name: np.zeros(size, bool) for name in _DAMAGES}
         for places, values in arrow.pieces(rows.select(sample), stored):
             texts = pc.list_element(values, part) if stored == digests.TEXTS else values
@@ -157,7 +159,9 @@ class TokenSample:
     def describe_lengths(self, max_length: int) -> str:
         """Return a clause about the lengths of the training texts, and how many are truncated."""
         median, high, longest = map(int, np.quantile(self.lengths, [0.5, 0.95, 1]))
-        sampled = f" ({len(self.rows):,} sampled)" if len(self.rows) < self.total else ""
+        sampled = ""
+        if len(self.rows) < self.total:
+            sampled = f" ({len(self.rows):,} sampled)"
         return (
             f"training texts{sampled} have {median:,} tokens (median), 95% up to {high:,}, the "
             f"longest {longest:,}; {self.share_truncated(max_length):.1%} are truncated at "
@@ -167,7 +171,8 @@ class TokenSample:
     def report_lengths(self, max_length: int, report: Report) -> None:
         """Report :meth:`describe_lengths`: a warning if many texts are truncated."""
         share = self.share_truncated(max_length)
-        (report.warning if share > _SUSPICIOUS_TRUNCATED else report.info)(
+        add = report.warning if share > _SUSPICIOUS_TRUNCATED else report.info
+        add(
             self.describe_lengths(max_length),
             "lengths",
             fix="--long_texts windows reads all of them" if share > 0.01 else "",
@@ -177,12 +182,15 @@ class TokenSample:
 
     def report_unknown(self, model: str, report: Report) -> None:
         """Report a large share of unknown tokens in the training texts."""
-        share = float(self.unknown.mean()) if len(self.unknown) else 0.0
+        share = 0.0
+        if len(self.unknown):
+            share = float(self.unknown.mean())
         if share < _MUCH_UNKNOWN:
             return
         is_lost = 1 - self.sequences / self.texts > _MAX_EQUAL_SHARE
         suspicious = self.unknown >= _MUCH_UNKNOWN
-        (report.error if is_lost else report.warning)(
+        add = report.error if is_lost else report.warning
+        add(
             f"{share:.0%} of the tokens of a training text are unknown to the tokenizer of "
             f"{model}; {self.texts:,} different texts become {self.sequences:,} token lists",
             "unknown_tokens",

@@ -65,7 +65,9 @@ def print_block(title: str, facts: Mapping[str, str | Iterable[str]]) -> None:
 def print_columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print columns as wide as their widest cell; the first is aligned left, the others right."""
     lines = (header, *rows) if any(header) else rows
-    cells = [[visible(cell, "") for cell in row] for row in lines]
+    cells = []
+    for row in lines:
+        cells.append([visible(cell, "") for cell in row])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for first, *rest in cells:
         aligned = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]

@@ -54,7 +54,8 @@ def main(words: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 1 if a run failed, 2 for a user's mistake, 3 if ``check``
         found warnings, 75 if a signal stopped a training, 130 if Ctrl-C ended another command.
     """
-    words = sys.argv[1:] if words is None else words
+    if words is None:
+        words = sys.argv[1:]
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no C++ stacks of closed connections
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no "USDT: profiler_start" from --profile
     stopping.keep_secrets()

@@ -89,7 +89,9 @@ def _print_end(event: events.Finished) -> None:
     manifest = run.manifest
     console.print_parts(tables.scores(run), *tables.targets(run.statistics), *tables.verdicts(run))
     first_step = manifest.steps_before
-    resumed = f" (resumed at step {first_step:,})" if first_step else ""
+    resumed = ""
+    if first_step:
+        resumed = f" (resumed at step {first_step:,})"
     files = str(run.path)
     if event.page:
         files += f"; report: {event.page}"
@@ -119,7 +121,9 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
 
 def _long_texts(recipe: TextRecipe) -> str:
     sample = recipe.token_sample if recipe.windows is None else None
-    return sample.describe_lengths(recipe.max_length) if sample is not None else ""
+    if sample is not None:
+        return sample.describe_lengths(recipe.max_length)
+    return ""
 
 
 def _batch_sizes(arguments: FinetuneArguments) -> str:

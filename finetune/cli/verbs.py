@@ -26,6 +26,7 @@ from finetune.runs.run import Run
 from finetune.runtime import distributed, hub, stopping
 from finetune.runtime.importing import require_packages
 from finetune.search import is_set, require_optuna
+from finetune.training.options import without_none
 
 
 def train(words: Sequence[str]) -> int:
@@ -90,7 +91,7 @@ def _run_set(
 ) -> int:
     """Parse words, call ``run_repeat`` or ``run_search``, and print the table of the set."""
     typed, recipe_flags = Parser(verb, {**RECIPE, **flags}).parse_known_args(words)
-    options = {name: value for name, value in vars(typed).items() if value is not None}
+    options = without_none(vars(typed))
     recipe = options.pop("recipe")
     if verb is search:
         require_optuna()
@@ -103,7 +104,9 @@ def _run_set(
     with stopping.handled():
         base = Settings.from_command_line(recipe, recipe_flags)
         run_set = getattr(module, f"run_{verb.__name__}")(base, print_event, **options)
-    return _report_set(run_set) if distributed.is_main_process() else 0
+    if distributed.is_main_process():
+        return _report_set(run_set)
+    return 0
 
 
 def _report_set(path: Any, trust_recipe: bool = False) -> int:
@@ -262,7 +265,7 @@ def serve(words: Sequence[str]) -> int:
     require_packages("serve", "fastapi", "uvicorn", "httptools", "prometheus_client", extra="serve")
     from finetune.serving import server
 
-    options = {name: value for name, value in vars(typed).items() if value is not None}
+    options = without_none(vars(typed))
     server.serve(**options, ready=console.print_line)
     return 0
 
@@ -376,11 +379,11 @@ def doctor(words: Sequence[str]) -> int:
     names = ", ".join(dict.fromkeys(hosts))
     console.print_line(f"\n{len(hosts)} of {world_size} ranks connected, on {names}")
     bus_factor = 2 * (world_size - 1) / world_size  # from nccl-tests, doc/PERFORMANCE.md
-    rows = [
-        [f"{size / 1e6:.0f} MB", f"{seconds * 1e3:.2f}"]
-        + [f"{size / seconds / 1e9 * factor:.2f}" for factor in (1, bus_factor)]
-        for size, seconds in machine.time_all_reduces()
-    ]
+    rows = []
+    for size, seconds in machine.time_all_reduces():
+        speed = size / seconds / 1e9
+        speeds = f"{speed:.2f}", f"{speed * bus_factor:.2f}"
+        rows.append([f"{size / 1e6:.0f} MB", f"{seconds * 1e3:.2f}", *speeds])
     console.print_columns(["all-reduce", "ms", "GB/s", "bus GB/s"], rows)
     distributed.leave()
     return 0

@@ -22,7 +22,12 @@ from finetune.data.comma_list import format_option
 from finetune.errors import Report, UserError, masked
 from finetune.recipe import Recipe, catalog
 from finetune.runtime import distributed, hub
-from finetune.training.options import describe_unknown, find_type_mistake, merge_options
+from finetune.training.options import (
+    describe_unknown,
+    find_type_mistake,
+    merge_options,
+    without_none,
+)
 
 if TYPE_CHECKING:
     from finetune.config.parser import RecipeParser
@@ -73,9 +78,12 @@ class Settings:
         from finetune.data import memory
 
         if isinstance(recipe, Recipe):
-            defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
-            changed = [name for name in defaults if getattr(recipe, name) != defaults[name]]
-            options = {**{name: getattr(recipe, name) for name in changed}, **options}
+            changed = {}
+            for option in dataclasses.fields(recipe):
+                value = getattr(recipe, option.name)
+                if value != option.default:
+                    changed[option.name] = value
+            options = {**changed, **options}
             recipe = type(recipe)
         if "dataset" in options:  # rows in memory are stored once
             options = {**options, "dataset": memory.store(options["dataset"])}
@@ -192,13 +200,17 @@ def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
     for name in (*_SOURCES, "config", "embedded"):
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="")
     namespace, other_words = parser.parse_known_args(flags)
-    options = {name: value for name, value in vars(namespace).items() if value is not None}
+    options = without_none(vars(namespace))
     with contextlib.suppress(UserError):
-        options = {**(_load_yaml(options["config"]) if "config" in options else {}), **options}
+        if "config" in options:
+            options = {**_load_yaml(options["config"]), **options}
     is_on = {name for name, value in options.items() if str(value).lower() in _TRUE}
     if is_on & set(_SOURCES):  # a source is "on" if its value is missing
         return
-    sources = {**vars(recipe()), **(recipe.embedded if "embedded" in is_on else {}), **options}
+    sources = dict(vars(recipe()))
+    if "embedded" in is_on:
+        sources |= recipe.embedded
+    sources |= options
     is_local = sources["dataset"] and not hub.names_repository(sources["dataset"])
     may_have_mistakes = is_local or other_words or not options.keys() <= set(_SOURCES)
     hub.go_offline(sources)

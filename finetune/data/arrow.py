@@ -57,7 +57,9 @@ def column(rows: Dataset, name: str) -> pa.ChunkedArray:
     """Return a whole column; use :func:`pieces` for long texts."""
     rows, places = internals.stored_rows(rows, name)
     stored: pa.ChunkedArray = rows.data.column(name)
-    return stored if places is None else stored.take(pa.array(places))
+    if places is None:
+        return stored
+    return stored.take(pa.array(places))
 
 
 def pieces(rows: Dataset, name: str) -> Iterator[tuple[np.ndarray, pa.Array]]:

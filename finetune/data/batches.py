@@ -118,7 +118,7 @@ class Collator:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Return the batch; raise a ``UserError`` if processed images differ in size."""
-        pixels = [self._pixels(row) for row in rows]
+        pixels = list(map(self._pixels, rows))
         if len({image.shape for image in pixels}) > 1:
             name = type(self.processor).__name__
             raise UserError(f"{name} returns images of several sizes: expected do_resize: true")

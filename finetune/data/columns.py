@@ -50,18 +50,19 @@ def require_columns(
         UserError: With every mistake.
     """
     flags: dict[str, str] = {}
-    for flag, column in [(flag, column) for flag, names in columns.items() for column in names]:
-        lacking = [split for split, rows in dataset.items() if column not in rows.column_names]
-        if column in flags:
-            report.error(f"{flag}: '{column}' is already named by {flags[column]}")
-        elif lacking:
-            report.error(
-                f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
-                + describe_columns(dataset[lacking[0]], column)
-            )
-        elif flag.startswith(("--text_column", "--label_column")):
-            _require_text(dataset, flag, column, report)
-        flags.setdefault(column, flag)
+    for flag, names in columns.items():
+        for column in names:
+            lacking = [split for split, rows in dataset.items() if column not in rows.column_names]
+            if column in flags:
+                report.error(f"{flag}: '{column}' is already named by {flags[column]}")
+            elif lacking:
+                report.error(
+                    f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
+                    + describe_columns(dataset[lacking[0]], column)
+                )
+            elif flag.startswith(("--text_column", "--label_column")):
+                _require_text(dataset, flag, column, report)
+            flags.setdefault(column, flag)
     report.raise_errors()
 
 
@@ -208,15 +209,21 @@ def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -
         report.error(f"--label_map: no label {names}")
     counts = sum((Counter(targets.counts(rows)) for rows in dataset.values()), Counter())
     if similar := similar_names(classes[number] for number, _ in counts.most_common()):
-        pairs = [(name, names[0].strip()) for names in similar for name in names]
-        option = shlex.quote(join_values(f"{old}={new}" for old, new in pairs if old != new))
-        # escape names whose difference is not visible
-        quoted = [
-            " and ".join((repr if unicodedata.is_normalized("NFC", n) else ascii)(n) for n in names)
-            for names in similar
-        ]
+        pairs, quoted = [], []
+        for spellings in similar:
+            name = spellings[0].strip()
+            pairs += [f"{old}={name}" for old in spellings if old != name]
+            quoted.append(" and ".join(map(_quote, spellings)))
+        option = shlex.quote(join_values(pairs))
         report.warning(
             f"similar labels kept as separate classes: {'; '.join(quoted)}",
             "similar_labels",
             fix=f"to merge them, make them identical in the data, or --label_map {option}",
         )
+
+
+def _quote(name: str) -> str:
+    """Return a name in quotes, escaped if its spelling is not visible."""
+    if unicodedata.is_normalized("NFC", name):
+        return repr(name)
+    return ascii(name)

@@ -6,6 +6,7 @@ in a CSV file: ``'"a, b",c'``, ``'" Yes=yes"'``.
 
 import csv
 import io
+import itertools
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -18,7 +19,7 @@ from finetune.errors import UserError
 def split_values(text: str) -> list[str]:
     """Return the values in ``text``, without leading blanks unless they are quoted."""
     lines = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
-    return [value for line in lines for value in line if value.strip()]
+    return list(filter(str.strip, itertools.chain(*lines)))
 
 
 def split_pairs(text: str) -> list[tuple[str, str]]:
@@ -29,10 +30,12 @@ def split_pairs(text: str) -> list[tuple[str, str]]:
 
 def join_values(values: Iterable[str]) -> str:
     """Return the text that :func:`split_values` splits into ``values``."""
-    return ",".join(
-        '"' + value.replace('"', '""') + '"' if re.search(r'^\s|[,"\r\n]', value) else value
-        for value in values
-    )
+    fields = []
+    for value in values:
+        if re.search(r'^\s|[,"\r\n]', value):
+            value = '"' + value.replace('"', '""') + '"'
+        fields.append(value)
+    return ",".join(fields)
 
 
 def format_option(value: Any, form: str, flag: str) -> Any:

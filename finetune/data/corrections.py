@@ -21,7 +21,7 @@ from datasets import Dataset, DatasetDict, List
 
 from finetune.data import digests, targets
 from finetune.data.labels import list_names, parse_list, parse_number
-from finetune.data.prediction_columns import free_name, json_text, usual_name
+from finetune.data.prediction_columns import cell_text, free_name, usual_name
 from finetune.data.read import existing, read_file
 from finetune.data.read_text import ReadOptions
 from finetune.data.sources import Source
@@ -48,9 +48,8 @@ def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Seque
         writer.writerow([*(free_name(name, columns) for name in COLUMNS), *columns])
         for row in rows:
             user = row.get("user", {})
-            cells = [*(row.get(name) for name in COLUMNS), *(user.get(name) for name in columns)]
-            texts = (json_text(c) if isinstance(c, (list, dict)) else c for c in cells)
-            writer.writerow(map(escape_formula, texts))
+            cells = [*map(row.get, COLUMNS), *map(user.get, columns)]
+            writer.writerow(map(escape_formula, map(cell_text, cells)))
     return path
 
 
@@ -126,30 +125,31 @@ def apply(
     data = _find_rows(splits, source, column)
     data["is_changed"] = False
     applied = []
-    for flag, name in [(f"--{option}", name) for option in files for name in files[option]]:
-        path = existing(name)
-        lines = read_suspects(path)
-        if flag == "--relabel" and not any(lines["new_label"]):
-            raise UserError(f"{flag} {name}: 'new_label' is empty: write a label or {DROP} into it")
-        changes = _find_changes(flag, path, lines, data, source["train"])
-        data.loc[changes.index, "label"] = changes
-        data.loc[changes.index, "is_changed"] = True
-        used = changes[data["part"].notna()[changes.index]]
-        facts: dict[str, Any] = {}
-        for kind, part in (("relabelled", used[used.notna()]), ("excluded", used[used.isna()])):
-            facts[kind] = data["part"][part.index].value_counts(sort=False).to_dict()
-        relabelled, excluded = (
-            ", ".join(counted(count, f"{split} row") for split, count in counts.items()) or "none"
-            for counts in facts.values()
-        )
-        text = f"{flag} {name}: relabelled {relabelled}; left out {excluded}"
-        if unused := len(changes) - len(used):
-            text += f"; {counted(unused, 'row')} of the file in no split, such as duplicates"
-        if "test" in facts["relabelled"] | facts["excluded"]:
-            text += ": scores on this test set cannot be compared with those before"
-        report.info(text, name="corrections")
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        applied.append({"file": name, "sha256": digest, **facts})
+    for option, names in files.items():
+        flag = f"--{option}"
+        for name in names:
+            path = existing(name)
+            lines = read_suspects(path)
+            if flag == "--relabel" and not any(lines["new_label"]):
+                raise UserError(
+                    f"{flag} {name}: 'new_label' is empty: write a label or {DROP} into it"
+                )
+            changes = _find_changes(flag, path, lines, data, source["train"])
+            data.loc[changes.index, "label"] = changes
+            data.loc[changes.index, "is_changed"] = True
+            used = changes[data["part"].notna()[changes.index]]
+            facts: dict[str, Any] = {}
+            for kind, part in (("relabelled", used[used.notna()]), ("excluded", used[used.isna()])):
+                facts[kind] = data["part"][part.index].value_counts(sort=False).to_dict()
+            relabelled, excluded = map(_describe_counts, facts.values())
+            text = f"{flag} {name}: relabelled {relabelled}; left out {excluded}"
+            if unused := len(changes) - len(used):
+                text += f"; {counted(unused, 'row')} of the file in no split, such as duplicates"
+            if "test" in facts["relabelled"] | facts["excluded"]:
+                text += ": scores on this test set cannot be compared with those before"
+            report.info(text, name="corrections")
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            applied.append({"file": name, "sha256": digest, **facts})
     corrected = DatasetDict()
     for split, rows in splits.items():
         is_here = data["is_changed"] & (data["part"] == split)
@@ -231,6 +231,11 @@ def _find_changes(
     return pd.Series(changes, dtype=object)
 
 
+def _describe_counts(counts: Mapping[str, int]) -> str:
+    """Return numbers of rows by split as text: ``3 train rows, 1 test row``."""
+    return ", ".join(counted(count, f"{split} row") for split, count in counts.items()) or "none"
+
+
 def _normalize_label(label: str) -> str:
     """Return a label without what a spreadsheet may change: case, blanks, formats of numbers."""
     text = label.strip().removeprefix("'").casefold()
@@ -269,6 +274,8 @@ def _parse_label(cell: str, rows: Dataset) -> Any:
         length = feature.length if is_list else 1
         labels = [n for n in map(parse_number, values) if n is not None and math.isfinite(n)]
         if not len(values) == len(labels) == length:
-            expected = f"a JSON list of {length} numbers" if is_list else "a number"
+            expected = "a number"
+            if is_list:
+                expected = f"a JSON list of {length} numbers"
             raise UserError(f"expected {expected} in 'new_label', found {cell!r}")
     return labels if is_list else labels[0]

@@ -67,8 +67,11 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[by
     hashes = np.zeros(len(rows), dtype="V16")
     for numbers, values in arrow.pieces(rows, stored_column(rows, column)):
         activity.advance("hashing", int(numbers[0]), len(rows))
-        contents = (_content(value, normalize) for value in values.to_pylist())
-        hashes[numbers] = [hashlib.blake2b(part, digest_size=16).digest() for part in contents]
+        digests = []
+        for value in values.to_pylist():
+            content = _content(value, normalize)
+            digests.append(hashlib.blake2b(content, digest_size=16).digest())
+        hashes[numbers] = digests
     if path is not None:
         with contextlib.suppress(OSError), files.replacing(path) as new, new.open("wb") as file:
             np.save(file, hashes)
@@ -94,14 +97,19 @@ def _content(value: Any, normalize: bool) -> bytes:
         return value.encode()
     if isinstance(value, list) and value and isinstance(value[0], str):
         # bytes that no other parts have, and no text: 0xff is not in UTF-8
-        parts = [_content(text, normalize) for text in value]
-        return b"".join(b"%d\xff%s" % (len(part), part) for part in parts)
+        content = b""
+        for text in value:
+            part = _content(text, normalize)
+            content += b"%d\xff%s" % (len(part), part)
+        return content
     return np.asarray(value, dtype=np.float64).tobytes()
 
 
 def stored_column(rows: Dataset, column: str) -> str:
     """Return the column with what the model reads: the parts of a text that has several."""
-    return TEXTS if column == "text" and TEXTS in rows.column_names else column
+    if column == "text" and TEXTS in rows.column_names:
+        return TEXTS
+    return column
 
 
 def fingerprint(dataset: DatasetDict, column: str) -> str:
@@ -219,7 +227,9 @@ def _find_near(
 
 
 def _count_differing(differing: pd.Series) -> str:
-    return f" ({differing.sum():,} with another label)" if differing.any() else ""
+    if differing.any():
+        return f" ({differing.sum():,} with another label)"
+    return ""
 
 
 def _find_similar(
@@ -258,7 +268,9 @@ def _find_similar(
         activity.advance("comparing", count, len(candidates))
         bands_of_row = bands[row][bands[row] >= 0].tolist()
         is_train = splits[row] == "train"
-        rows_in_bands = {other for band in bands_of_row for other in members[band]}
+        rows_in_bands: set[int] = set()
+        for band in bands_of_row:
+            rows_in_bands.update(members[band])
         neighbours = np.array(sorted(rows_in_bands), dtype=np.int64)
         neighbours = neighbours[is_train | (splits[neighbours] != splits[row])]
         estimates = (signatures[neighbours] == signatures[row]).mean(axis=1)
@@ -282,5 +294,5 @@ def _word_pairs(value: str | list[str]) -> list[set[int]]:
         words = _WORD.findall(text.lower()) or [text.strip()]
         pairs = [f"{word} {other}" for word, other in itertools.pairwise(words)] or words
         encoded = (pair.encode(errors="surrogatepass") for pair in pairs)
-        sets.append({xxhash.xxh3_64_intdigest(pair) for pair in encoded})
+        sets.append(set(map(xxhash.xxh3_64_intdigest, encoded)))
     return sets

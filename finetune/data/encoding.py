@@ -104,8 +104,7 @@ class Encoder:
         if self.parts == 1:
             return dict(self.tokenizer(*columns, truncation=True, max_length=self.max_length))
         # a fast tokenizer would also return all combinations of the overflowing tokens of a pair
-        encoded_rows = [self.frame.row(*self._cut(texts)) for texts in self._tokens(columns)]
-        return {name: [row[name] for row in encoded_rows] for name in encoded_rows[0]}
+        return to_columns([self.frame.row(*self._cut(texts)) for texts in self._tokens(columns)])
 
     def whole_rows(self, rows: Sequence[Read]) -> Iterator[list[int]]:
         """Yield the token ids of each row, without special tokens and truncation."""
@@ -150,7 +149,9 @@ class Encoder:
         SentencePiece tokenizer marks the beginning of the first part only.
         """
         separator, ids_of_separator = self._separator
-        texts = [*columns[:1], *([separator + text for text in column] for column in columns[1:])]
+        texts = list(columns[:1])
+        for column in columns[1:]:
+            texts.append([separator + text for text in column])
         parts = [token_ids(self.tokenizer, column) for column in texts]
         for first, *rest in zip(*parts, strict=True):
             yield [first, *(ids[len(ids_of_separator) :] for ids in rest)]
@@ -160,7 +161,9 @@ class Encoder:
         part is truncated first; if parts are equally long, the last one keeps more.
         """
         room = self.max_length - self.special_tokens
-        lengths = [len(ids) if self._is_pair else min(len(ids), room) for ids in parts]
+        lengths = list(map(len, parts))
+        if not self._is_pair:
+            lengths = [min(length, room) for length in lengths]
         shortened = list(parts)
         for place, number in enumerate(sorted(range(len(parts)), key=lengths.__getitem__)):
             ids = parts[number]
@@ -170,8 +173,18 @@ class Encoder:
             room -= share
         if self._is_pair:
             return shortened
-        first, *rest = shortened
-        return [list(itertools.chain(first, *([*self._separator[1], *ids] for ids in rest)))]
+        joined, *rest = shortened
+        for ids in rest:
+            joined = [*joined, *self._separator[1], *ids]
+        return [joined]
+
+
+def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return rows as columns; every row has the names of the first."""
+    columns: dict[str, Any] = {}
+    for name in rows[0]:
+        columns[name] = [row[name] for row in rows]
+    return columns
 
 
 class Windows:
@@ -200,7 +213,9 @@ def documents_of(rows: Any) -> np.ndarray | None:
     """Return the document of each prepared row, shape ``(rows,)``; None without windows."""
     features = getattr(rows, "features", None) or {}  # a recipe's own column may have the name
     is_ours = COLUMN in features and features[COLUMN].dtype == "int64"
-    return np.asarray(rows.with_format("numpy")[COLUMN][:]) if is_ours else None
+    if is_ours:
+        return np.asarray(rows.with_format("numpy")[COLUMN][:])
+    return None
 
 
 def tokens_read(rows: Any) -> np.ndarray:
@@ -209,7 +224,9 @@ def tokens_read(rows: Any) -> np.ndarray:
 
     lengths = np.asarray(arrow.column(rows, "length").to_numpy())
     documents = documents_of(rows)
-    return lengths if documents is None else np.bincount(documents, lengths).astype(np.int64)
+    if documents is None:
+        return lengths
+    return np.bincount(documents, lengths).astype(np.int64)
 
 
 def pooled(outputs: np.ndarray, documents: np.ndarray, pooling: str) -> np.ndarray:

@@ -75,7 +75,7 @@ def parse_split_names(text: str | None) -> dict[str, str]:
 
 def guess_split(name: str) -> str | None:
     """Return the split whose keyword of ``datasets`` is in a name, e.g. ``dev``; else None."""
-    splits = {KEYWORDS.get(word) for word in re.split(r"[-._ 0-9]+", name.lower())}
+    splits = set(map(KEYWORDS.get, re.split(r"[-._ 0-9]+", name.lower())))
     return next((split for split in reversed(SPLITS) if split in splits), None)
 
 
@@ -234,8 +234,11 @@ def _group_tables(paths: Iterable[Path], is_split: Callable[[str], bool]) -> dic
         if formats.suffix(path) not in formats.FILES:
             continue
         stem = formats.stem(path)
-        folders = (folder.removeprefix("split=") for folder in path.parts[:-1])
-        names = [folder for folder in folders if "=" not in folder]
+        names = []
+        for folder in path.parts[:-1]:
+            name = folder.removeprefix("split=")
+            if "=" not in name:
+                names.append(name)
         names.append(_SHARD.sub("", stem) or stem)
         groups[next(filter(is_split, names), names[0])].append(path)
     return groups

@@ -38,7 +38,8 @@ def decode(image: Mapping[str, Any], *, is_draft: bool = False) -> Image.Image:
         raise
     except Exception as error:  # Pillow raises many kinds, depending on the file
         reason = str(error).partition("\n")[0] or type(error).__name__
-        reason = "not an image" if isinstance(error, UnidentifiedImageError) else reason
+        if isinstance(error, UnidentifiedImageError):
+            reason = "not an image"
         place = image.get("path") or "an image"
         raise UserError(f"{place} cannot be decoded as an image: {reason}") from error
 

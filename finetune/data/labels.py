@@ -129,7 +129,9 @@ def parse_list(cell: Any) -> list[Any] | None:
         return list(json.loads(cell))
     with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         parsed = ast.literal_eval(cell.strip())
-        return parsed if isinstance(parsed, list) and not _ADJACENT_STRINGS.search(cell) else None
+        if isinstance(parsed, list) and not _ADJACENT_STRINGS.search(cell):
+            return parsed
+        return None
     return None
 
 
@@ -147,10 +149,18 @@ def find_thousands(values: Iterable[Any]) -> tuple[str, str] | None:
     """Return two texts of numbers, such as ``796`` and ``1.277``, if the point is likely to
     separate thousands: three digits follow each point, and the numbers without one are below 1000.
     """
-    texts = [value.strip() for value in values if isinstance(value, str)]
-    grouped = {text for text in texts if re.fullmatch(r"[-+]?[1-9]\d{0,2}\.\d{3}", text)}
-    plain = {text for text in texts if re.fullmatch(r"[-+]?\d{1,3}", text)}
-    if len(grouped) < 3 or not plain or not grouped.union(plain).issuperset(texts):
+    grouped, plain = set(), set()
+    for value in values:
+        if not isinstance(value, str):
+            continue
+        text = value.strip()
+        if re.fullmatch(r"[-+]?[1-9]\d{0,2}\.\d{3}", text):
+            grouped.add(text)
+        elif re.fullmatch(r"[-+]?\d{1,3}", text):
+            plain.add(text)
+        else:
+            return None
+    if len(grouped) < 3 or not plain:
         return None
     return min(plain), min(grouped)
 
@@ -176,7 +186,9 @@ def parse_label_map(text: str | None) -> dict[str, str]:
 
 def list_names(names: Sequence[str]) -> str:
     """Return the first five names, quoted, and how many more there are, as text."""
-    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    rest = ""
+    if len(names) > 5:
+        rest = f" and {len(names) - 5} more"
     return ", ".join(f"'{name}'" for name in names[:5]) + rest
 
 
@@ -279,7 +291,7 @@ def _read_bits(group: Sequence[LabelColumn], split: str, report: Report) -> Labe
     """Return columns of 0 and 1 as one column whose values are lists of the names of the ones."""
     bits = []
     for column in group:
-        truths = [parse_truth(value) for value in column.values]
+        truths = list(map(parse_truth, column.values))
         if None in truths:
             place = truths.index(None)
             message = f"--label_columns: '{column.name}' holds '{column.values[place]}'"
@@ -330,7 +342,9 @@ def _read_names(
 
 
 def _class_name(value: Any) -> str:  # "1" for 1.0
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
 
 
 def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report) -> Dataset:

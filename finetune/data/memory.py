@@ -7,6 +7,7 @@ processes of ``launch`` and in the command that resumes a run.
 
 import contextlib
 import hashlib
+import itertools
 import os
 import tempfile
 from collections.abc import Mapping
@@ -96,8 +97,10 @@ def _as_table(split: str, rows: Any) -> pa.Table:
     if is_table(rows):
         return pa.table(rows)
     if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
-        names = dict.fromkeys(name for row in rows for name in row)
-        cells = [pa.array([row.get(name) for row in rows], from_pandas=True) for name in names]
+        names = dict.fromkeys(itertools.chain.from_iterable(rows))
+        cells = []
+        for name in names:
+            cells.append(pa.array([row.get(name) for row in rows], from_pandas=True))
         return pa.table(cells, names=list(map(str, names)))
     raise UserError(
         "dataset: expected a path, a name on the Hub, a DataFrame, a Dataset, a list of dicts, or "

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from finetune.data import ROW
 
@@ -72,9 +72,11 @@ def set_aside(
 
     renamed = DatasetDict()
     for split, rows in dataset.items():
-        # `text (data)` gets a suffix too, so that it is not taken for `text`
-        clashes = [name for name in rows.column_names if name.split(OF_DATA)[0] in names]
-        new_names = {name: f"{name}{OF_DATA}" for name in clashes if name not in read}
+        new_names = {}
+        for name in rows.column_names:
+            # `text (data)` gets a suffix too, so that it is not taken for `text`
+            if name.split(OF_DATA)[0] in names and name not in read:
+                new_names[name] = f"{name}{OF_DATA}"
         renamed[split] = rows.rename_columns(new_names)
     return renamed
 
@@ -97,11 +99,13 @@ def user_table(rows: Dataset, input_column: str) -> pa.Table:
     columns = {}
     for name, column in zip(stored, table.columns, strict=True):
         if column.type == pa.json_() or "struct<>" in str(column.type):
-            texts = [json_text(value) for value in column.to_pylist()]
-            texts = [json.loads(text) if text and text[0] == '"' else text for text in texts]
+            texts = []
+            for text in map(json_text, column.to_pylist()):
+                texts.append(json.loads(text) if text and text[0] == '"' else text)
             column = pa.array(texts, pa.string())
-        is_clash = name.split(OF_DATA)[0] in _OF_ROWS
-        columns[name.removesuffix(OF_DATA) if is_clash else name] = column
+        if name.split(OF_DATA)[0] in _OF_ROWS:
+            name = name.removesuffix(OF_DATA)
+        columns[name] = column
     return pa.table(columns)
 
 
@@ -110,6 +114,13 @@ def without_bytes(table: pa.Table) -> pa.Table:
     kinds = {field.name: str(field.type) for field in table.schema}
     # a field of a struct may be called "binary"
     return table.select([name for name in kinds if not re.search("binary(?!:)", kinds[name])])
+
+
+def cell_text(value: Any) -> Any:
+    """Return a list or a dict as JSON, any other value unchanged."""
+    if isinstance(value, (list, dict)):
+        return json_text(value)
+    return value
 
 
 def json_text(value: object) -> str | None:

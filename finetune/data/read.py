@@ -88,11 +88,13 @@ def read_file(path: Path, options: ReadOptions) -> FileRows:
             if an option does not apply to its format.
     """
     kinds = {"--encoding": formats.TEXTS, "--sheet": (formats.SPREADSHEET,)}
-    if mistakes := [
-        f"{flag} {value}: does not apply to {path}, only to {', '.join(suffixes)}"
-        for flag, value in options.flags.items()
-        if formats.suffix(path) not in (suffixes := kinds.get(flag, (*formats.SEPARATORS,)))
-    ]:
+    mistakes = []
+    for flag, value in options.flags.items():
+        suffixes = kinds.get(flag, tuple(formats.SEPARATORS))
+        if formats.suffix(path) not in suffixes:
+            listed = ", ".join(suffixes)
+            mistakes.append(f"{flag} {value}: does not apply to {path}, only to {listed}")
+    if mistakes:
         raise UserError(*mistakes)
     with _explain(path):
         state = _state(path)
@@ -239,9 +241,11 @@ def _record_tables(path: Path, records: Iterator[Record]) -> Iterator[pa.Table]:
             if record.fields == header and len(header) > 1:
                 noun = "line" if formats.suffix(path) in _WITH_LINES else "row"
                 raise UserError(f"{path}, {noun} {record.first_line}: repeats the header")
-        cells = zip(*(record.fields for record in batch), strict=True)
-        columns = [[field or None for field in column] for column in cells]
-        yield pa.table([*columns, [record.first_line for record in batch]], schema=schema)
+        columns: list[Any] = []
+        for column in zip(*(record.fields for record in batch), strict=True):
+            columns.append([field or None for field in column])
+        columns.append([record.first_line for record in batch])
+        yield pa.table(columns, schema=schema)
 
 
 def _read_sheet(path: Path, sheet: str | None) -> tuple[Iterator[Record], list[str]]:
@@ -263,7 +267,7 @@ def _read_sheet(path: Path, sheet: str | None) -> tuple[Iterator[Record], list[s
             if "/worksheets/" in member and (cell := _UNCOMPUTED.search(archive.read(member))):
                 place = f"{path}, {member}, {(cell[1] or b'a cell').decode()}"
                 raise UserError(f"{place}: formula without a value: open and save it in Excel")
-    texts = ([_as_text(value) for value in values] for values in rows)
+    texts = (list(map(_as_text, values)) for values in rows)
     numbered = enumerate(texts, start=1)
     records = (Record(number, number, cells) for number, cells in numbered if any(cells))
     fact = f"read the sheet '{name}', not {', '.join(filled[1:])} (--sheet)"
@@ -290,8 +294,9 @@ def _json_tables(path: Path, encoding: str | None) -> Iterator[pa.Table]:
     """
     types: dict[str, pa.DataType] = {}
     for batch in iter_batched(_json_rows(path, encoding), ROWS_AT_ONCE):
-        for name in dict.fromkeys(name for _, row in batch for name in row):
-            values = [row.get(name) for _, row in batch]
+        rows = [row for _, row in batch]
+        for name in dict.fromkeys(itertools.chain(*rows)):
+            values = [row.get(name) for row in rows]
             types[name] = _common_type(types.get(name, pa.null()), values)
     for batch in iter_batched(_json_rows(path, encoding), ROWS_AT_ONCE):
         columns: dict[str, Any] = {_NUMBER: [number for number, _ in batch]}

@@ -58,7 +58,9 @@ class Source:
             return "memory"
         if self.dataset.startswith(embedded.PREFIX):
             return "embedded"
-        return "hub" if hub.names_repository(self.dataset) else "local"
+        if hub.names_repository(self.dataset):
+            return "hub"
+        return "local"
 
     def describe(self) -> str:
         """Return the name with the kind of source: ``tickets.csv (local)``."""
@@ -89,16 +91,21 @@ class Source:
             options = {"--dataset_revision": self.revision, "--dataset_config": self.config}
         if self.options.flags and (self.kind != "local" or self.files.kind == "images"):
             options |= self.options.flags
-        if unused := [f"{flag} {value}" for flag, value in options.items() if value is not None]:
-            raise UserError(*(f"{text}: does not apply to {self.describe()}" for text in unused))
+        mistakes = []
+        for flag, value in options.items():
+            if value is not None:
+                mistakes.append(f"{flag} {value}: does not apply to {self.describe()}")
+        if mistakes:
+            raise UserError(*mistakes)
         if self.kind == "local":
             facts = self.files.facts
-            splits = {
-                split: _join_files(split, paths, self.files.root, self.options, report)
-                if self.files.kind == "tables"
-                else self._read_classes(paths)
-                for split, paths in self.files.files.items()
-            }
+            splits = {}
+            for split, paths in self.files.files.items():
+                if self.files.kind == "tables":
+                    rows = _join_files(split, paths, self.files.root, self.options, report)
+                else:
+                    rows = self._read_classes(paths)
+                splits[split] = rows
         else:
             readers = {"memory": memory.read, "embedded": embedded.read, "hub": self._load_hub}
             stored = readers[self.kind](self.dataset)
@@ -140,19 +147,24 @@ class Source:
             file = read_file(path, self.options)
             end = start + len(file.rows)
             noun = f"{path.name} {file.noun}" if len(paths) > 1 else file.noun
-            places |= {n: (noun, file.numbers[n - start]) for n in rows if start <= n < end}
+            for row in rows:
+                if start <= row < end:
+                    places[row] = noun, file.numbers[row - start]
             start = end
         return [places[row] for row in rows]
 
     def _read_classes(self, paths: Sequence[Path]) -> Dataset:
-        files = [path.relative_to(Path(self.dataset).expanduser()) for path in paths]
-        labels = [file.parts[self.files.class_level] for file in files]
-        rows = Dataset.from_dict({"label": labels, "file": list(map(str, files))})
+        labels, files = [], []
+        for path in paths:
+            file = path.relative_to(Path(self.dataset).expanduser())
+            labels.append(file.parts[self.files.class_level])
+            files.append(str(file))
+        rows = Dataset.from_dict({"label": labels, "file": files})
         if self.files.kind == "images":
             images = [str(path.absolute()) for path in paths]
             return rows.add_column("image", images).cast_column("image", Image())
-        texts = (read.read_whole_text(path, self.options).strip() for path in paths)
-        return rows.add_column("text", [text or None for text in texts], feature=Value("string"))
+        texts = [read.read_whole_text(path, self.options).strip() or None for path in paths]
+        return rows.add_column("text", texts, feature=Value("string"))
 
     def _load_hub(self, name: str) -> DatasetDict:
         try:
@@ -178,12 +190,11 @@ def find_commit(rows: Dataset) -> str | None:
 
 def number_rows(dataset: DatasetDict) -> DatasetDict:
     """Return ``dataset`` with the column :data:`ROW`, added to splits without it."""
-    return DatasetDict(
-        {
-            split: rows if ROW in rows.column_names else rows.add_column(ROW, np.arange(len(rows)))
-            for split, rows in dataset.items()
-        }
-    )
+    numbered = DatasetDict(dataset)
+    for split, rows in dataset.items():
+        if ROW not in rows.column_names:
+            numbered[split] = rows.add_column(ROW, np.arange(len(rows)))
+    return numbered
 
 
 def _join_files(

@@ -62,13 +62,13 @@ def select_data(root: Path, paths: Sequence[Path]) -> list[Path]:
                 "read: write the table as Parquet files into another folder"
             )
     unlisted = _unlisted(paths)
-    return [
-        path
-        for path in paths
-        if path not in unlisted
-        and not path.name.startswith("~$")  # the lock of an open workbook
-        and not set(_NOT_DATA).intersection(path.relative_to(root).parts)
-    ]
+    data = []
+    for path in paths:
+        is_lock = path.name.startswith("~$")  # of an open workbook
+        is_data = not set(_NOT_DATA).intersection(path.relative_to(root).parts)
+        if path not in unlisted and not is_lock and is_data:
+            data.append(path)
+    return data
 
 
 def _unlisted(paths: Sequence[Path]) -> set[Path]:
@@ -88,7 +88,9 @@ def _unlisted(paths: Sequence[Path]) -> set[Path]:
                     f"{folder / name} is missing, which state.json lists: copy it, or save the "
                     "data again"
                 )
-        unlisted |= {path for path in paths if path.parent == folder and path.name not in names}
+        for path in paths:
+            if path.parent == folder and path.name not in names:
+                unlisted.add(path)
     return unlisted
 
 

@@ -30,7 +30,9 @@ RELABEL = "check --suspects FILE.csv, then --relabel FILE.csv, corrects their la
 def class_names(rows: Dataset) -> list[str]:
     """Return the class names in the order of their ids; [] if the labels are numbers."""
     feature = rows.features["label"]
-    return list(getattr(feature.feature if isinstance(feature, List) else feature, "names", ()))
+    if isinstance(feature, List):
+        feature = feature.feature
+    return list(getattr(feature, "names", ()))
 
 
 def is_set(rows: Dataset) -> bool:
@@ -52,7 +54,7 @@ def values(rows: Dataset) -> list[Any]:
 def indicators(labels: Any, classes: int) -> np.ndarray:
     """Return lists of class ids as boolean indicators, shape ``(rows, classes)``."""
     has = np.zeros((len(labels), classes), dtype=bool)
-    rows = np.repeat(np.arange(len(labels)), [len(label) for label in labels])
+    rows = np.repeat(np.arange(len(labels)), list(map(len, labels)))
     has[rows, np.concatenate([*labels, []]).astype(np.int64)] = True
     return has
 
@@ -63,7 +65,9 @@ def strata(rows: Dataset) -> np.ndarray:
     """
     if is_set(rows):
         return indicators(values(rows), len(class_names(rows)))
-    return _class_numbers(rows) if are_classes(rows) else np.zeros(len(rows), dtype=int)
+    if are_classes(rows):
+        return _class_numbers(rows)
+    return np.zeros(len(rows), dtype=int)
 
 
 def counts(rows: Dataset) -> dict[int, int]:
@@ -116,15 +120,19 @@ def report_rows(
     other arguments are attributes of :class:`Finding`.
     """
     count = len(positions)
-    total = len(rows) if examined is None else examined
     if not count:
         return
-    sampled = f" looked at (of {len(rows):,})" if total < len(rows) else ""
+    total = len(rows) if examined is None else examined
+    if severity is None:
+        severity = "warning" if count > _SUSPICIOUS_SHARE * total else "info"
+    sampled = ""
+    if total < len(rows):
+        sampled = f" looked at (of {len(rows):,})"
     numbers = source_rows(rows)[np.asarray(positions)[:MAX_SUSPECTS]].tolist()
     report.add(
         Finding(
             name=name,
-            severity=severity or ("warning" if count > _SUSPICIOUS_SHARE * total else "info"),
+            severity=severity,
             message=f"{count:,} of {counted(total, f'{split} row')}{sampled} {description}",
             fix=fix,
             split=split,
@@ -150,6 +158,7 @@ def refuse_or_drop(
     """
     name = "dropped_rows" if drop else "refused"
     severity: Severity = "warning" if drop else "error"
-    fix = "left out" if drop else fix
+    if drop:
+        fix = "left out"
     place = (positions, rows, split)
     report_rows(report, name, description, fix, *place, severity=severity, suspects=[[]])

@@ -26,7 +26,7 @@ from joblib import cpu_count
 
 from finetune.data import caches
 from finetune.data.digests import TEXTS, fingerprint
-from finetune.data.encoding import COLUMN, Encoder, Read, Windows, tokens_read
+from finetune.data.encoding import COLUMN, Encoder, Read, Windows, to_columns, tokens_read
 from finetune.errors import RunError, UserError
 from finetune.runtime import activity, internals
 
@@ -43,7 +43,7 @@ def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
     """
 
     def combine(*texts: Sequence[str]) -> dict[str, list[Any]]:
-        rows = [list(row) for row in zip(*texts, strict=True)]
+        rows = list(map(list, zip(*texts, strict=True)))
         return {"text": ["\n".join(filter(None, row)) for row in rows], TEXTS: rows}
 
     splits = DatasetDict()
@@ -63,7 +63,7 @@ def read_by_model(rows: dict[str, list[Any]] | Dataset) -> list[Read]:
     """Return the input of the model in raw rows: ``texts`` if there are any, else ``text``."""
     columns = rows.column_names if isinstance(rows, Dataset) else list(rows)
     texts = list(rows[TEXTS if TEXTS in columns else "text"][:])
-    if TEXTS in columns and list(rows["text"][:]) != ["\n".join(row) for row in texts]:
+    if TEXTS in columns and list(rows["text"][:]) != list(map("\n".join, texts)):
         raise UserError(f"the recipe changes 'text' but not '{TEXTS}', which the model reads")
     return texts
 
@@ -132,7 +132,7 @@ def _encode(
         columns: dict[str, Any] = dict(encoder(read_by_model(batch)))
     else:
         places, rows = zip(*windows.rows(batch["text"]), strict=True)
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        columns = to_columns(rows)
         columns[COLUMN] = np.asarray(numbers)[list(places)]
         labels = labels[list(places)]
     return {**columns, "labels": labels, "length": list(map(len, columns["input_ids"]))}

@@ -64,7 +64,9 @@ class Export:
         """
         directory = Path(path).expanduser()
         if not (directory / EXPORT).exists():
-            reason = f"no {EXPORT} in it" if directory.exists() else "no such directory"
+            reason = "no such directory"
+            if directory.exists():
+                reason = f"no {EXPORT} in it"
             hint = "to make one: python -m finetune export RUN"
             raise UserError(f"{path} is neither a run nor a whole export: {reason}; {hint}")
         facts = Facts.read(directory)

@@ -61,9 +61,11 @@ class TorchSession:
 
     def __call__(self, inputs: Inputs) -> np.ndarray:
         """Return the logits of a batch, float32, shape ``(rows, outputs)``."""
-        tensors = {name: torch.from_numpy(inputs[name]) for name in inputs if name in self._names}
+        batch = {}
         with torch.inference_mode():
-            batch = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+            for name, values in inputs.items():
+                if name in self._names:
+                    batch[name] = torch.from_numpy(values).to(self._device)
             logits: torch.Tensor = self._model(**batch)["logits"]
         return logits.reshape(len(logits), -1).cpu().numpy()
 

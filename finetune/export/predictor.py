@@ -109,7 +109,9 @@ class Predictor:
             if isinstance(values, np.ndarray):  # as float32: 0.9812, not 0.9811999797821045
                 columns[name] = values.astype(np.float32).astype(str).astype(np.float64)
         frame = pd.DataFrame(columns, numbers).reindex(range(len(rows)))
-        return frame.set_index(batch.index) if isinstance(batch, pd.DataFrame) else frame
+        if isinstance(batch, pd.DataFrame):
+            return frame.set_index(batch.index)
+        return frame
 
     def logits(self, texts: Sequence[Any]) -> np.ndarray:
         """Return the logits of texts, or of tuples of texts: float32, shape ``(rows, outputs)``."""

@@ -72,7 +72,9 @@ def push(run: Run | str | Path, repo: str, *, public: bool = False, dry_run: boo
     try:
         return _send(api, plan)
     except (httpx.HTTPError, RuntimeError) as error:
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
+        status = 0
+        if isinstance(error, HfHubHTTPError):
+            status = error.response.status_code
         if problem := {401: "is not valid", 403: f"may not write to {repo}"}.get(status):
             raise UserError(f"{api.endpoint}: the token {problem}; {_LOGIN}") from error
         reason = f"{error.__cause__ or error}".strip().partition("\n")[0]
@@ -97,7 +99,9 @@ def _files(run: Run) -> dict[str, Path]:
     options = {**run.manifest.options, **run.manifest.arguments, "home": Path.home()}
     values = ",".join(map(str, options.values())).split(",")  # an option may have several paths
     local = [value for value in values if re.match("/[^/]", value)]
-    for path in (path for path in paths if path.name in _READ):
+    for path in paths:
+        if path.name not in _READ:
+            continue
         text = path.read_text(encoding="utf-8", errors="replace")
         if private := [value for value in local if value in text]:
             raise UserError(f"{path} has the local path {private[0]}: remove it")
@@ -120,11 +124,11 @@ def _send(api: HfApi, plan: Push) -> Push:
         raise UserError(f"{repo} exists and is public: name another, or add --public")
     card = plan.files[_CARD].read_text(encoding="utf-8", errors="replace")
     card = re.sub(r'(pipeline\("[\w-]+", model=)"[^"\n]*"', rf'\1"{repo}"', card)
-    operations: list[CommitOperationAdd | CommitOperationDelete] = [
-        CommitOperationAdd(name, card.encode() if name == _CARD else path)
-        for name, path in plan.files.items()
-    ]
-    operations += [CommitOperationDelete(name) for name in stale]  # of another model before
+    operations: list[CommitOperationAdd | CommitOperationDelete] = []
+    for name, path in plan.files.items():
+        content = card.encode() if name == _CARD else path
+        operations.append(CommitOperationAdd(name, content))
+    operations += list(map(CommitOperationDelete, stale))  # of another model before
     # not upload_folder(), which may make several commits (huggingface_hub 2.4 with hf_xet)
     commit = api.create_commit(repo, operations, commit_message="Upload model")
     url = None if commit.oid == head else str(commit.commit_url)

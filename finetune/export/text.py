@@ -71,12 +71,14 @@ class TextEncoder:
     def rows(self, texts: Sequence[Any]) -> tuple[list[Columns], np.ndarray]:
         """Return tokenized rows, and the number of the text of each: several windows may be one."""
         if self._windows is not None:
-            windows = list(self._windows.rows(texts))
-            numbers = np.array([number for number, _ in windows])
-            return [self._with_token(row) for _, row in windows], numbers
+            numbers, windows = [], []
+            for number, window in self._windows.rows(texts):
+                numbers.append(number)
+                windows.append(self._with_token(window))
+            return windows, np.array(numbers)
         columns = self._encoder(texts)
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        return [self._with_token(row) for row in rows], np.arange(len(texts))
+        return list(map(self._with_token, rows)), np.arange(len(texts))
 
     def _with_token(self, row: Columns) -> Columns:
         """Return a row with at least one token: some tokenizers have none for an empty text, and
@@ -100,7 +102,9 @@ class TextEncoder:
                 batch[name] = np.full((len(numbers), longest), self._padding[name], np.int64)
                 for padded, number in zip(batch[name], numbers, strict=True):
                     tokens = rows[number][name]
-                    start = longest - len(tokens) if self._padding["side"] == "left" else 0
+                    start = 0
+                    if self._padding["side"] == "left":
+                        start = longest - len(tokens)
                     padded[start : start + len(tokens)] = tokens
             yield numbers, batch
 
@@ -110,4 +114,6 @@ class TextEncoder:
         outputs = np.zeros((len(rows), self._width), np.float32)
         for places, inputs in self.batches(rows):
             outputs[places] = session(inputs)
-        return pooled(outputs, numbers, self._pooling) if rows else outputs
+        if rows:
+            return pooled(outputs, numbers, self._pooling)
+        return outputs

@@ -29,8 +29,10 @@ def freeze_or_add_adapter(model: Module, options: Mapping[str, Any]) -> Module:
         return model
     flag = f"--adapter {adapter}" if adapter else f"--freeze {frozen}"
     base = getattr(model, getattr(model, "base_model_prefix", ""), None)
-    parts = {name: module for name, module in model.named_children() if module is not base}
-    heads = [name for name, module in parts.items() if list(module.parameters())]
+    heads = []
+    for name, module in model.named_children():
+        if module is not base and list(module.parameters()):
+            heads.append(name)
     if not isinstance(model, PreTrainedModel) or not isinstance(base, Module) or not heads:
         raise UserError(
             f"{flag}: expected a model of transformers with a base model and a head beside it, "

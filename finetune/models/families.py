@@ -65,11 +65,11 @@ def count_layer_parameters(config: PretrainedConfig) -> int:
 
 def _position_tables(config: PretrainedConfig) -> list[torch.nn.Embedding]:
     """Return the position embeddings of a model, on the meta device, without weights."""
-    return [
-        module
-        for name, module in without_weights(config).named_modules()
-        if re.search(r"pos[^.]*$|\bwpe$", name) and isinstance(module, torch.nn.Embedding)
-    ]
+    tables = []
+    for name, module in without_weights(config).named_modules():
+        if re.search(r"pos[^.]*$|\bwpe$", name) and isinstance(module, torch.nn.Embedding):
+            tables.append(module)
+    return tables
 
 
 def positions(config: PretrainedConfig) -> int | None:
@@ -80,14 +80,16 @@ def positions(config: PretrainedConfig) -> int | None:
     Raises:
         UserError: If ``transformers`` cannot build a text classifier from the configuration.
     """
-    limits = [
+    limits = []
+    for table in _position_tables(config):
         # RoBERTa's first position follows the padding index, BART's an offset
-        table.num_embeddings
-        - (0 if table.padding_idx is None else table.padding_idx + 1)
-        - getattr(table, "offset", 0)
-        for table in _position_tables(config)
-    ]
-    return min([*limits, getattr(config, "max_position_embeddings", limits[0])]) if limits else None
+        limit = table.num_embeddings - getattr(table, "offset", 0)
+        if table.padding_idx is not None:
+            limit -= table.padding_idx + 1
+        limits.append(limit)
+    if limits:
+        return min([*limits, getattr(config, "max_position_embeddings", limits[0])])
+    return None
 
 
 def refuse_ids_beyond_embeddings(
@@ -141,14 +143,15 @@ def outputs_of_head(config: PretrainedConfig) -> list[str]:
 
 def dropouts(config: PretrainedConfig, option: str) -> dict[str, float]:
     """Return the attributes, with values, that ``attention_dropout`` or ``hidden_dropout`` sets."""
-    return {
-        name: value
-        for name, value in config.get_text_config().to_dict().items()
-        if _DROPOUT.search(name)
-        and isinstance(value, (int, float))
-        and ("att" in name) == (option == "attention_dropout")
-        and (value > 0 or not _HEAD_DROPOUT.search(name))
-    }
+    is_attention = option == "attention_dropout"
+    probabilities = {}
+    for name, value in config.get_text_config().to_dict().items():
+        if not _DROPOUT.search(name) or not isinstance(value, (int, float)):
+            continue
+        is_set = value > 0 or not _HEAD_DROPOUT.search(name)
+        if is_set and ("att" in name) == is_attention:
+            probabilities[name] = value
+    return probabilities
 
 
 def set_dropout(config: PretrainedConfig, option: str, probability: float | None) -> None:

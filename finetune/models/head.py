@@ -45,7 +45,7 @@ def match_outputs(trained: Sequence[str], labels: Sequence[str]) -> list[int] | 
         return list(range(len(labels)))
     if sorted(trained) != sorted(labels) or len(set(trained)) < len(trained):
         return None
-    return [trained.index(label) for label in labels]
+    return list(map(trained.index, labels))
 
 
 def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
@@ -79,7 +79,9 @@ def scale_outputs(layer: torch.nn.Linear, scale: np.ndarray) -> None:
     Other subclasses are left as they are. ``scale`` has powers of two, shape ``(outputs,)``.
     """
     if type(layer) in (torch.nn.Linear, ScaledLinear):
-        previous = layer.scale.double().cpu().numpy() if isinstance(layer, ScaledLinear) else 1
+        previous: Any = 1
+        if isinstance(layer, ScaledLinear):
+            previous = layer.scale.double().cpu().numpy()
         fold(layer, previous / scale, np.zeros(len(scale)))
         if not isinstance(layer, ScaledLinear):
             layer.__class__ = ScaledLinear

@@ -249,7 +249,9 @@ def commit(model: str, revision: str | None = None) -> str | None:
     if not hub.names_repository(model):
         return None
     path = try_to_load_from_cache(model, "config.json", revision=revision)
-    return Path(path).parent.name if isinstance(path, str) else None
+    if isinstance(path, str):
+        return Path(path).parent.name
+    return None
 
 
 @contextlib.contextmanager

@@ -41,7 +41,9 @@ class Check:
     @property
     def status(self) -> int:
         """The exit status: 2 if training would refuse, 3 if there are warnings, else 0."""
-        return STATUS[self.findings[0].severity] if self.findings else 0
+        if self.findings:
+            return STATUS[self.findings[0].severity]
+        return 0
 
 
 def check(

@@ -36,10 +36,10 @@ def describe_machine() -> dict[str, dict[str, str | list[str]]]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         devices[f"cuda {index}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-    backends = [
-        f"{name} {'available' if dist.is_backend_available(name) else 'missing'}"
-        for name in ("nccl", "gloo", "mpi", "xccl")
-    ]
+    backends = []
+    for name in ("nccl", "gloo", "mpi", "xccl"):
+        state = "available" if dist.is_backend_available(name) else "missing"
+        backends.append(f"{name} {state}")
     return {
         "machine": {
             "host": platform.node(),
@@ -94,7 +94,8 @@ def recommend_variables() -> list[str]:
         if not dist.is_backend_available(backend) or value.startswith("^") or is_right:
             continue  # keep the user's choice
         if best is None:
-            lines += [f"unset {variable}"] if value else []
+            if value:
+                lines.append(f"unset {variable}")
         elif value or len(external) > 1:
             lines.append(f"export {variable}={best}")
     return lines

@@ -189,7 +189,7 @@ def _reading_options(
     if unknown := [f"--{name}: not an option of this recipe" for name in reading.keys() - defaults]:
         raise UserError(*unknown)
     if isinstance(recipe, TextRecipe):
-        text_columns = [reading.get(name) for name in ("text_column", "text_columns")]
+        text_columns = list(map(reading.get, ("text_column", "text_columns")))
         recipe.refuse_other_columns(run.path, *text_columns)
     options: dict[str, Any] = {name: defaults[name] for name in _UNSET if name in defaults}
     if formats.suffix(data) not in formats.SEPARATORS:

@@ -57,7 +57,9 @@ class Advanced:
     unit: str = "rows"
 
     def __str__(self) -> str:
-        share = f" of {self.total:,} ({self.done / self.total:.0%})" if self.total else ""
+        share = ""
+        if self.total:
+            share = f" of {self.total:,} ({self.done / self.total:.0%})"
         return f"{self.work}: {self.done:,}{share} {self.unit}"
 
 
@@ -82,7 +84,9 @@ class Logged:
 def _format(name: str, value: Any) -> str:
     if isinstance(value, (int, float)) and name in _FORMATS:
         return _FORMATS[name].format(value)
-    return f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
+    if isinstance(value, float):
+        return f"{name} {value:.4f}"
+    return f"{name} {value}"
 
 
 @dataclass(frozen=True)
@@ -144,8 +148,12 @@ def reporting(progress: Progress) -> Iterator[None]:
     call = throttle(progress) if distributed.is_main_process() else ignore
 
     def listen(*facts: Any) -> None:
-        is_sentence = isinstance(facts[0], str)
-        call(Advanced(*facts) if len(facts) > 1 else Noted(*facts) if is_sentence else facts[0])
+        if len(facts) > 1:
+            call(Advanced(*facts))
+        elif isinstance(facts[0], str):
+            call(Noted(*facts))
+        else:
+            call(facts[0])
 
     token = activity.listener.set(listen)
     try:

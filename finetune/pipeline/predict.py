@@ -95,7 +95,10 @@ def predict(
         predictions.append(added)
         progress(Advanced("predicted", sum(map(len, predictions)), request.total))
     for name in request.added:
-        frame[name] = [value for table in predictions for value in table.column(name).to_pylist()]
+        values: list[Any] = []
+        for table in predictions:
+            values += table.column(name).to_pylist()
+        frame[name] = values
     return frame
 
 

@@ -213,19 +213,21 @@ def _refuse_different_machines(prepared: Prepared) -> None:
     if Path(str(facts.get("model") or "-")).expanduser().exists():
         del facts["model"]  # its path may differ between machines; its files are compared
     flags = {**vars(settings.recipe), **vars(settings.values)}.keys()
-    compared = {
-        f"--{name}" if name in flags else name: fact
-        for name, fact in facts.items()
-        if name not in _MACHINE_FLAGS
-    }
+    compared = {}
+    for name, fact in facts.items():
+        if name not in _MACHINE_FLAGS:
+            compared[f"--{name}" if name in flags else name] = fact
     first, *facts_of_others = distributed.gather(compared)
     for rank, other in enumerate(facts_of_others, start=1):
-        if mistakes := [
-            f"the machines differ in {name}: rank 0 has {first.get(name)!r}, rank {rank} has "
-            f"{other.get(name)!r}; start all machines with the same flags, data and libraries"
-            for name in {**first, **other}
-            if first.get(name) != other.get(name)
-        ]:
+        mistakes = []
+        for name in {**first, **other}:
+            if first.get(name) != other.get(name):
+                mistakes.append(
+                    f"the machines differ in {name}: rank 0 has {first.get(name)!r}, rank {rank} "
+                    f"has {other.get(name)!r}; start all machines with the same flags, data and "
+                    "libraries"
+                )
+        if mistakes:
             raise UserError(*mistakes)
     if not settings.dry_run:
         save_on_each_node = settings.values.save_on_each_node

@@ -1,6 +1,7 @@
 """``report`` writes the report and model card of a run; ``compare`` compares several runs."""
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -88,20 +89,25 @@ def _write_suspects(run: Run) -> Path | None:
     suspects = []
     for number, reason in reasons.items():
         row = table.iloc[number]
-        text = row.get("text")
+        if (text := row.get("text")) is None:
+            content, digest = row.get("file"), f"x{row[DIGEST]}"
+        else:
+            content, digest = text, corrections.text_digest(text)
         suspects.append(
             {
                 "split": run.manifest.data.tested_in,
-                "text": row.get("file") if text is None else text,
+                "text": content,
                 "label": rows.names[rows.labels[number]],
                 "suggested": rows.names[rows.classes[number]],
                 "probability": round(float(rows.summary.confidence[number]), 4),
                 "why": reason,
-                "digest": f"x{row[DIGEST]}" if text is None else corrections.text_digest(text),
+                "digest": digest,
                 "user": {name: user[name][number].as_py() for name in user.column_names},
             }
         )
-    return corrections.write_suspects(path, suspects, user.column_names) if suspects else None
+    if suspects:
+        return corrections.write_suspects(path, suspects, user.column_names)
+    return None
 
 
 def write_final_report(run: Run) -> None:
@@ -273,18 +279,24 @@ def _p_value(gap: Mapping[str, float] | None) -> float:
         return 1.0
     value = gap["value"]
     margin = value - gap["low"] if value > 0 else gap["high"] - value
-    return float(2 * ndtr(-1.96 * abs(value) / margin)) if margin > 0 else float(value == 0)
+    if margin > 0:
+        return float(2 * ndtr(-1.96 * abs(value) / margin))
+    return float(value == 0)
 
 
 def _settings_that_differ(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return settings, launch and versions that are not the same in all runs: values by name."""
     columns = []
-    for manifest in (run.manifest for run in runs):
+    for run in runs:
+        manifest = run.manifest
         launch = {**asdict(manifest.launch), "revision": manifest.git_revision}
         columns.append({**manifest.configuration, **launch})
-    names = dict.fromkeys(name for column in columns for name in column)
-    rows = {name: [str(column.get(name, "")) for column in columns] for name in names}
-    return {name: row for name, row in rows.items() if len(set(row)) > 1}
+    settings = {}
+    for name in dict.fromkeys(itertools.chain(*columns)):
+        values = [str(column.get(name, "")) for column in columns]
+        if len(set(values)) > 1:
+            settings[name] = values
+    return settings
 
 
 def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:

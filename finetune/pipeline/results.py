@@ -31,6 +31,7 @@ from finetune.data.prediction_columns import (
 from finetune.errors import UserError
 from finetune.pipeline.events import SPEED
 from finetune.recipe import Recipe, TextRecipe, scoring
+from finetune.recipe.options import option_values
 from finetune.recipe.probe import frozen_baseline
 from finetune.runs.manifest import Manifest, Metrics
 from finetune.runs.run import LOGITS, PREDICTIONS, Run
@@ -56,7 +57,7 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
     """
     recipe = settings.recipe
     arguments = settings.arguments
-    options = {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
+    options = option_values(recipe)
     dataset = Path(recipe.dataset).expanduser()
     if recipe.dataset and dataset.exists():  # so that it is found from any directory
         options["dataset"] = str(dataset.resolve())
@@ -121,13 +122,18 @@ def parallel_mode(arguments: FinetuneArguments) -> str:
     if distributed.ranks().world_size > 1:
         return "DistributedDataParallel"
     devices = distributed.devices_in_training(arguments.use_cpu)
-    return f"DataParallel on {devices} GPUs" if devices > 1 else "one device"
+    if devices > 1:
+        return f"DataParallel on {devices} GPUs"
+    return "one device"
 
 
 def precision(arguments: FinetuneArguments) -> str:
     """Return the precision of matrix products: ``fp32``, ``tf32``, ``bf16`` or ``fp16``."""
-    name = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32"
-    return "tf32" if name == "fp32" and arguments.tf32 else name
+    if arguments.bf16:
+        return "bf16"
+    if arguments.fp16:
+        return "fp16"
+    return "tf32" if arguments.tf32 else "fp32"
 
 
 def _git_revision() -> str | None:

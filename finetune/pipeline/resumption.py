@@ -7,7 +7,6 @@ only where and how fast a training runs may change.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
@@ -23,6 +22,7 @@ from finetune.errors import UserError, counted, suggestion
 from finetune.models.pretrained import commit
 from finetune.pipeline.results import versions
 from finetune.recipe import scoring
+from finetune.recipe.options import option_values
 from finetune.runs.manifest import METRICS, Manifest
 from finetune.runtime import distributed
 from finetune.runtime.files import to_json
@@ -65,7 +65,9 @@ class Resumption:
     @property
     def step(self) -> int:
         """The optimizer steps up to the checkpoint."""
-        return 0 if self.path is None else checkpoint.number(self.path)
+        if self.path is None:
+            return 0
+        return checkpoint.number(self.path)
 
     @property
     def finished(self) -> bool:
@@ -90,11 +92,11 @@ class Resumption:
 
     def changes(self, current: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Return the entries that differ in another configuration: old and new value by name."""
-        return {
-            name: (self.configuration[name], value)
-            for name, value in current.items()
-            if name in self.configuration and self.configuration[name] != value
-        }
+        changes = {}
+        for name, value in current.items():
+            if name in self.configuration and self.configuration[name] != value:
+                changes[name] = self.configuration[name], value
+        return changes
 
     def extended_by(self, current: Mapping[str, Any]) -> bool:
         """Return whether the run is finished, and to be trained for more epochs or steps."""
@@ -161,7 +163,9 @@ def find(request: str | None, output_dir: Path, *, renames: bool = False) -> Res
             raise UserError(f"{flag}: expected 'last' or a directory with a {checkpoint.STATE}")
         if (reason := checkpoint.problem(path)) is not None:
             newest, _ = checkpoint.newest_complete(path.parent)
-            hint = f"type {newest} instead" if newest else "no other checkpoint is complete"
+            hint = "no other checkpoint is complete"
+            if newest:
+                hint = f"type {newest} instead"
             raise UserError(f"{flag} is damaged ({reason}): {hint}")
         is_in_place = path.parent == output_dir.resolve()
         return replace(_continue_from(path, path.parent, []), in_place=is_in_place)
@@ -172,10 +176,11 @@ def find(request: str | None, output_dir: Path, *, renames: bool = False) -> Res
     has_none = not any((path / Checkpoint.NAME).exists() for path in paths)
     starts_again = request == "resume" and has_none and (manifest is not None or not paths)
     if renames and (newest is not None or starts_again):
-        problems = [
-            f"{problem}: renamed to {checkpoint.set_aside(path, 'damaged').name}"
-            for path, problem in zip(paths, problems, strict=False)  # newer than `newest`
-        ]
+        notes = []
+        for path, problem in zip(paths, problems, strict=False):  # newer than `newest`
+            renamed = checkpoint.set_aside(path, "damaged")
+            notes.append(f"{problem}: renamed to {renamed.name}")
+        problems = notes
     if newest is not None:
         return _continue_from(newest, output_dir, problems)
     start = Resumption(None, output_dir, manifest, in_place=output_dir.exists(), notes=problems)
@@ -228,11 +233,21 @@ def _read_manifest(directory: Path) -> Manifest | None:
         raise UserError(f"{error}; remove this file to resume from the checkpoints") from error
 
 
+def _hash_model_files(directory: Path) -> dict[str, str]:
+    """Return the hashes of files of a local model, but its weights: the checkpoint has them."""
+    hashes = {}
+    for path in sorted(directory.glob("*")):
+        is_ours = path.name in (MANIFEST, METRICS)
+        if path.suffix in (".json", ".txt", ".model") and not is_ours:
+            hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return hashes
+
+
 def configuration(settings: Settings) -> dict[str, Any]:
     """Return everything that decides the result of a training, or is announced, as JSON values."""
     recipe = settings.recipe
     file = Path(settings.name)  # absolute for a recipe file of the user
-    options = {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
+    options = option_values(recipe)
     for name in _FREE_OPTIONS:
         options.pop(name, None)
     model = str(options.get("model") or "")
@@ -241,17 +256,16 @@ def configuration(settings: Settings) -> dict[str, Any]:
         options["model"] = str(directory.resolve())
     if recipe.metrics:
         options["metrics"] = ",".join(recipe.known_scoring)  # files are compared by their hashes
+    recipe_file = None
+    if file.is_absolute():
+        recipe_file = read_source(file, "recipe")[1]
     entries = {
         "launch": counted(distributed.ranks().world_size, "process"),
         **versions(),
         "commit": commit(model, options.get("model_revision")),  # None if not on the Hub
         "recipe": settings.name,
-        "recipe_file": read_source(file, "recipe")[1] if file.is_absolute() else None,
-        **{  # files of a local model, without its weights, which are in the checkpoint
-            path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-            for path in sorted(directory.glob("*"))
-            if path.suffix in (".json", ".txt", ".model") and path.name not in (MANIFEST, METRICS)
-        },
+        "recipe_file": recipe_file,
+        **_hash_model_files(directory),
         "metric_files": {
             name: read_source(path, "metric")[1]
             for name, path in scoring.files_of(recipe.known_scoring).items()
@@ -261,7 +275,9 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "labels": recipe.labels,
     }
     for name, value in options.items():  # a recipe's own option may have the name of an entry
-        entries[f"option {name}" if name in entries else name] = value
+        if name in entries:
+            name = f"option {name}"
+        entries[name] = value
     for name, value in vars(settings.values).items():
         if name not in _FREE and not name.startswith(_FREE_PREFIXES):
             entries[name] = value

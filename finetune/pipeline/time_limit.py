@@ -50,8 +50,10 @@ def fit_epochs(prepared: Prepared) -> Prepared:
     trainer.train()
     speeds = [entry["rows_per_second"] for entry in trainer.state.log_history if "loss" in entry]
     sampler = trainer.callback.sampler
-    steps_rows = [sampler.rows_of_step(number) for number in range(1, 1 + _TIMED)]
-    seconds = sum(len(rows) / speed for rows, speed in zip(steps_rows, speeds[1:], strict=True))
+    steps_rows = list(map(sampler.rows_of_step, range(1, 1 + _TIMED)))
+    seconds = 0.0
+    for rows, speed in zip(steps_rows, speeds[1:], strict=True):
+        seconds += len(rows) / speed
     # steps may differ in rows, and rows in tokens
     lengths = np.ones(len(trainer.train_dataset)) if sampler.lengths is None else sampler.lengths
     share = sum(lengths[rows].sum() for rows in steps_rows) / (lengths.mean() * sum(sampler.sizes))

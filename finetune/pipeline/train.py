@@ -299,7 +299,9 @@ def _train_and_predict(
         "stopped_early": trainer.callback.stop_reason,
         "history": state.log_history,
     }
-    return (validation, outcome) if is_trial else (validation, test, thresholds, outcome)
+    if is_trial:
+        return (validation, outcome)
+    return (validation, test, thresholds, outcome)
 
 
 @dataclass
@@ -326,7 +328,9 @@ class _Recording:
             raise
         except BaseException as error:  # no distributed.leave(): it would wait for the other ranks
             if self.run is not None:
-                status = error.status if isinstance(error, RunError) else "failed"
+                status = "failed"
+                if isinstance(error, RunError):
+                    status = error.status
                 is_explained = isinstance(error, (RunError, UserError))
                 failure = str(error) if is_explained else type(error).__name__
                 with contextlib.suppress(OSError, RunError):  # must not replace the first error

@@ -21,7 +21,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from finetune.data.prediction_columns import json_text
+from finetune.data.prediction_columns import cell_text, json_text
 from finetune.errors import UserError
 from finetune.predicting.request import Request, cells
 from finetune.runtime.files import replacing
@@ -53,12 +53,14 @@ class Parts:
             with contextlib.suppress(pa.ArrowInvalid):  # cut off: it is predicted again
                 part = pq.read_metadata(path.absolute())
                 recorded = json.loads(part.metadata.get(_FACTS, "{}"))
-                if changes := [
-                    f"--resume: {name} has changed (was {recorded.get(name)}, is {value}); remove "
-                    f"{self._directory} to start again"
-                    for name, value in self._facts.items()
-                    if value != recorded.get(name)
-                ]:
+                changes = []
+                for name, value in self._facts.items():
+                    if value != recorded.get(name):
+                        changes.append(
+                            f"--resume: {name} has changed (was {recorded.get(name)}, is {value}); "
+                            f"remove {self._directory} to start again"
+                        )
+                if changes:
                     raise UserError(*changes)
                 self.complete[int(path.stem)] = part.num_rows
 
@@ -119,7 +121,7 @@ def _write_text(file: IO[str], request: Request, tables: Iterable[pa.Table]) -> 
         columns = (cells(table, name) for name in request.columns)
         for row in zip(*columns, strict=True):
             if separator:
-                values = [json_text(v) if isinstance(v, (list, dict)) else v for v in row]
+                values = map(cell_text, row)
                 writer.writerow(map(escape, values))
             else:
                 file.write(f"{json_text(dict(zip(request.columns, row, strict=True)))}\n")
@@ -147,7 +149,9 @@ def _write_parquet(path: Path, request: Request, tables: Iterable[pa.Table]) -> 
 
 def _facts(request: Request) -> dict[str, Any]:
     """Return everything that the predictions depend on, by names that a user knows."""
-    files = [] if request.kind == "folder" else [request.path]
+    files = []
+    if request.kind != "folder":
+        files.append(request.path)
     column = request.rows.column(next(iter(request.columns_read)))
     if request.reads_images and pa.types.is_string(column.type):
         files += [request.folder / Path(i).expanduser() for i in column.to_pylist() if i]

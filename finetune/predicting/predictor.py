@@ -79,10 +79,16 @@ class Predictor:
         recipe reads of a row: a text, a tuple of the texts of several columns, or a value of its
         ``input_column``; None where it is missing.
         """
-        has_value = np.array([value is not None for value in values], dtype=bool)
-        rows = [value for value in values if value is not None]
-        is_text = isinstance(self._recipe, TextRecipe)
-        sizes = np.array([len("".join(row)) if is_text else 1 for row in rows])
+        has_value = np.ones(len(values), dtype=bool)
+        rows = []
+        for number, value in enumerate(values):
+            if value is None:
+                has_value[number] = False
+            else:
+                rows.append(value)
+        sizes = np.ones(len(rows), dtype=np.int64)
+        if isinstance(self._recipe, TextRecipe):
+            sizes = np.array([len("".join(row)) for row in rows])
         batches = []
         for numbers in cut_by_length(sizes, _CHARACTERS_AT_ONCE):
             inputs, places, lengths = self._prepare([rows[number] for number in numbers])
@@ -98,7 +104,9 @@ class Predictor:
         batches, has_value = submission
         logits = np.zeros((len(has_value), self._task.width), np.float32)
         if batches:
-            pooling = self._recipe.pooling if isinstance(self._recipe, TextRecipe) else "mean"
+            pooling = "mean"
+            if isinstance(self._recipe, TextRecipe):
+                pooling = self._recipe.pooling
             futures, rows = zip(*batches, strict=True)
             outputs = np.concatenate([future.result() for future in futures])
             logits[has_value] = pooled(outputs, np.concatenate(rows), pooling)
@@ -129,16 +137,19 @@ class Predictor:
         # recipes have the numbers from `load` and may remove them again
         columns: dict[str, Any] = {name: values, ROW: numbers, "id": numbers}
         if isinstance(values[0], tuple):  # the texts of several columns
-            columns |= {name: ["\n".join(row) for row in values], TEXTS: values}
+            columns |= {name: list(map("\n".join, values)), TEXTS: values}
         rows = Dataset.from_dict(columns)
         if isinstance(values[0], dict) and "bytes" in values[0]:
             rows = rows.cast_column(name, Image())
         label = self._task.feature
-        empty = [0] * max(0, label.length) if isinstance(label, List) else 0  # has no effect
+        empty: Any = 0  # has no effect
+        if isinstance(label, List):
+            empty = [0] * max(0, label.length)
         rows = rows.add_column("label", [empty] * len(values), feature=label)
         prepared = recipe.prepare(DatasetDict(test=rows))["test"]
-        windows_of = documents_of(prepared)
-        documents = np.arange(len(prepared)) if windows_of is None else windows_of
+        documents = documents_of(prepared)
+        if documents is None:
+            documents = np.arange(len(prepared))
         if not np.array_equal(np.unique(documents), numbers):
             raise UserError("the recipe's prepare() leaves out rows that are to be predicted")
         if self._removes_columns:
@@ -146,7 +157,7 @@ class Predictor:
             prepared = prepared.select_columns(names)
         lengths = np.full(len(prepared), max(1, self._batch_tokens // _ROWS_WITHOUT_LENGTH))
         if "input_ids" in prepared.column_names:
-            lengths = np.array([len(tokens) for tokens in prepared["input_ids"]])
+            lengths = np.array(list(map(len, prepared["input_ids"])))
         return prepared, documents, lengths
 
     def _forward(self, inputs: Sequence[Mapping[str, Any]], numbers: np.ndarray) -> np.ndarray:
@@ -154,8 +165,10 @@ class Predictor:
         batch = {}
         for name, value in self._collate([dict(inputs[int(n)]) for n in numbers]).items():
             if name not in _LABELS:
-                is_cast = self._bf16 and torch.is_floating_point(value)
-                batch[name] = value.to(self._device, torch.bfloat16 if is_cast else value.dtype)
+                dtype = value.dtype
+                if self._bf16 and torch.is_floating_point(value):
+                    dtype = torch.bfloat16
+                batch[name] = value.to(self._device, dtype)
         try:
             with torch.inference_mode():
                 logits: torch.Tensor = self._model(**batch)["logits"]

@@ -57,16 +57,23 @@ class Request:
             self.kind, self.name = STANDARD_INPUT, "the standard input"
         elif self.kind not in read.READABLE or self.path.is_dir():
             self.kind = "folder"  # of images, or a single one
-        self.suffix = output.suffix if output else _FORMATS.get(self.kind, ".csv")
+        self.suffix = _FORMATS.get(self.kind, ".csv")
+        if output:
+            self.suffix = output.suffix
         self.file_facts: list[str] = []  # about how a file is read
 
     def read(self, frame: pd.DataFrame | None = None) -> None:
         """Read the input, or take the rows of ``frame``; a ``UserError`` if it lacks a column."""
         # none of the standard input
-        self.rows: Any = self._read() if frame is None else frame.reset_index(drop=True)
+        self.rows: Any
+        if frame is None:
+            self.rows = self._read()
+            names = self.rows.column_names
+        else:
+            self.rows = frame.reset_index(drop=True)
+            names = list(frame.columns)
         self.total = len(self.rows) or None
         self.chunks = range(-(-len(self.rows) // CHUNK_ROWS))
-        names = list(self.rows.column_names if frame is None else frame.columns)
         self.columns_read = self.choose_columns(names)  # with the option that names each
         for column, flag in self.columns_read.items():
             if column not in names:
@@ -156,14 +163,14 @@ class Request:
         """Return what the model reads of each row: a value, a tuple, or None if it is missing."""
         columns = [cells(rows, name) for name in self.columns_read]
         if self.reads_images:
-            return [self._image(value) for value in columns[0]]
-        is_text = isinstance(self.recipe, TextRecipe)
-        for name, texts in zip(self.columns_read, columns, strict=True) if is_text else ():
-            for row, text in enumerate(texts, number * CHUNK_ROWS + 1):
-                place = f"{self.name}, row {row}"
-                if text is not None and not isinstance(text, str):
-                    raise UserError(f"{place}: expected a text in '{name}', found {text!r}")
-                refuse_half_characters(text or "", place)
+            return list(map(self._image, columns[0]))
+        if isinstance(self.recipe, TextRecipe):
+            for name, texts in zip(self.columns_read, columns, strict=True):
+                for row, text in enumerate(texts, number * CHUNK_ROWS + 1):
+                    place = f"{self.name}, row {row}"
+                    if text is not None and not isinstance(text, str):
+                        raise UserError(f"{place}: expected a text in '{name}', found {text!r}")
+                    refuse_half_characters(text or "", place)
         if len(columns) == 1:
             return columns[0]
         return [None if None in row else row for row in zip(*columns, strict=True)]

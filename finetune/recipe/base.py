@@ -202,7 +202,9 @@ class Recipe(RecipeOptions):
         is_on = arguments.cpu_kernels == "auto" and not arguments.torch_compile
         if arguments.device.type == "cpu" and is_on:
             cpu.for_training(model, bf16=arguments.bf16, recomputes=rules.recomputes(arguments))
-        return freeze_or_add_adapter(model, vars(self)) if isinstance(self, ModelOptions) else model
+        if isinstance(self, ModelOptions):
+            return freeze_or_add_adapter(model, vars(self))
+        return model
 
     def trainer_kwargs(
         self,
@@ -340,7 +342,9 @@ class Recipe(RecipeOptions):
         """The :attr:`kind`; before the data is loaded, single-label classification."""
         from finetune.tasks.classes import SingleLabel
 
-        return self.kind if "splits" in vars(self) else SingleLabel()
+        if "splits" in vars(self):
+            return self.kind
+        return SingleLabel()
 
     @property
     def labels(self) -> list[str]:
@@ -381,7 +385,9 @@ class Recipe(RecipeOptions):
 
     @property
     def _scoring(self) -> Scoring:
-        return self.scoring.of_names(self.metrics) if self.metrics else self.scoring
+        if self.metrics:
+            return self.scoring.of_names(self.metrics)
+        return self.scoring
 
     @property
     def known_scoring(self) -> dict[str, Mapping[str, Any]]:

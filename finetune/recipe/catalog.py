@@ -106,7 +106,9 @@ def origin(recipe: type[Recipe]) -> str:
 def display_name(recipe: type[Recipe]) -> str:
     """Return the name of a recipe for messages; a path is relative to the current directory."""
     name = origin(recipe)
-    return path_below_cwd(Path(name)).removeprefix("./") if _is_file(name) else name
+    if _is_file(name):
+        return path_below_cwd(Path(name)).removeprefix("./")
+    return name
 
 
 def _shipped() -> dict[str, Path]:
@@ -175,14 +177,19 @@ def refuse_untrusted(paths: Sequence[Path], kind: str, manifest: Path) -> None:
     Raises:
         UserError: For each file that this process has not imported.
     """
-    if mistakes := [
-        f"{manifest} names a {kind} file, {path}, which would be run as code: if you trust that "
-        "file, add --trust_recipe (in Python trust_recipe=True, or import it first)"
-        if path.exists()
-        else f"{manifest} names a {kind} file that does not exist: {path}"
-        for path in paths
-        if not imported(path.resolve())
-    ]:
+    mistakes = []
+    for path in paths:
+        if imported(path.resolve()):
+            continue
+        if path.exists():
+            mistakes.append(
+                f"{manifest} names a {kind} file, {path}, which would be run as code: if you "
+                "trust that file, add --trust_recipe (in Python trust_recipe=True, or import it "
+                "first)"
+            )
+        else:
+            mistakes.append(f"{manifest} names a {kind} file that does not exist: {path}")
+    if mistakes:
         raise UserError(*mistakes)
 
 
@@ -197,4 +204,6 @@ class _BesideFile(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, [self.directory]) if path is None else None
-        return spec if spec is not None and spec.loader is not None else None
+        if spec is not None and spec.loader is not None:
+            return spec
+        return None

@@ -233,6 +233,11 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
+def option_values(recipe: Any) -> dict[str, Any]:
+    """Return the values of the options of a recipe by name."""
+    return {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
+
+
 def validate(recipe: Any) -> None:
     """Convert lists, mappings and rows from Python to the text of their options, and check values.
 
@@ -279,7 +284,7 @@ def _check_combinations(recipe: Any, report: Report) -> None:
             f"--dataset {recipe.dataset}: the recipe loads its own data; if its load() reads "
             "self.dataset, declare `dataset: str = ...` in the class"
         )
-    values = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    values = option_values(recipe)
     _check_columns(recipe, values, report)
     if values["metrics"] and recipe.own_metrics:
         report.error(f"--metrics {values['metrics']}: the recipe overrides compute_metrics()")

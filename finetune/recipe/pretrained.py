@@ -53,11 +53,12 @@ class TextRecipe(Recipe, TextOptions):
         texts = self.columns_read()
         options = self.label_options()
         labels = list(options.columns)
-        is_one = self.text_columns is None
-        flags = {
-            "--text_column" if is_one else "--text_columns": texts,
-            "--label_columns" if self.label_columns else "--label_column": labels,
-        }
+        text_flag, label_flag = "--text_columns", "--label_column"
+        if self.text_columns is None:
+            text_flag = "--text_column"
+        if self.label_columns:
+            label_flag = "--label_columns"
+        flags = {text_flag: texts, label_flag: labels}
         columns.require_columns(dataset, flags, self.report)
         dataset = prediction_columns.set_aside(dataset, read=[*texts, *labels])
         is_open = self.task == kinds.AUTO
@@ -70,7 +71,7 @@ class TextRecipe(Recipe, TextOptions):
         self.label_sources = labels
         self.unmapped_labels = encoded.unmapped
         dataset = dataset.remove_columns(labels)
-        if not is_one:
+        if self.text_columns is not None:
             dataset = tokenize.combined(dataset, texts)
         elif texts[0] != "text":
             dataset = dataset.rename_column(texts[0], "text")
@@ -273,7 +274,9 @@ class TextRecipe(Recipe, TextOptions):
         """The object that cuts texts into windows; None if texts are truncated."""
         from finetune.data.encoding import Windows
 
-        return None if self.long_texts == "cut" else Windows(self.encoder(), self.stride)
+        if self.long_texts == "cut":
+            return None
+        return Windows(self.encoder(), self.stride)
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         from finetune.data.tokenize import tokenize

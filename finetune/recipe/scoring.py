@@ -31,16 +31,14 @@ if TYPE_CHECKING:
 
 #: Names for ``--metrics`` besides the folders in ``metrics/``.
 _VARIANTS: dict[str, Mapping[str, Any]] = {
-    **{name: {"average": "macro"} for name in AVERAGED},
-    **{
-        f"{name}_{average}": {MODULE: name, "average": average}
-        for name in AVERAGED
-        for average in ("macro", "micro", "weighted")
-    },
     # multi-label only
     "f1_samples": {MODULE: "f1", "average": "samples"},
     "subset_accuracy": {MODULE: "accuracy"},
 }
+for _name in AVERAGED:
+    _VARIANTS[_name] = {"average": "macro"}
+    for _average in ("macro", "micro", "weighted"):
+        _VARIANTS[f"{_name}_{_average}"] = {MODULE: _name, "average": _average}
 
 
 class Scoring:
@@ -222,5 +220,9 @@ def load(name: str, config: str | None = None) -> EvaluationModule:
 
 def files_of(scoring: metrics.Scoring) -> dict[str, Path]:
     """Return the paths of custom metric modules by metric."""
-    modules = {name: options.get(MODULE) for name, options in scoring.items()}
-    return {name: Path(str(module)) for name, module in modules.items() if is_path(module)}
+    files = {}
+    for name, options in scoring.items():
+        module = options.get(MODULE)
+        if is_path(module):
+            files[name] = Path(str(module))
+    return files

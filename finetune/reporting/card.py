@@ -57,17 +57,12 @@ def _metadata(run: Run) -> ModelCardData:
     source = manifest.options["dataset"]
     on_hub = hub.names_repository(source)
     from_library = "model" in manifest.options
-    task = f"{'text' if 'max_length' in manifest.options else 'image'}-classification"
-    return ModelCardData(
-        model_name=Path(manifest.recipe).stem,
-        library_name="transformers" if from_library else "pytorch",
-        pipeline_tag=task if from_library else None,
-        base_model=_base_on_hub(manifest),
-        datasets=[source] if on_hub else None,
-        metrics=list(scores),
-        tags=["finetune"],
-        eval_results=[
-            EvalResult(
+    inputs = "text" if "max_length" in manifest.options else "image"
+    task = f"{inputs}-classification"
+    results = []
+    for name, value in scores.items():
+        if not math.isnan(value):
+            result = EvalResult(
                 task_type=task,
                 dataset_type=source if on_hub else "other",
                 dataset_name=_source(run),
@@ -76,9 +71,16 @@ def _metadata(run: Run) -> ModelCardData:
                 metric_name=name,
                 metric_value=value,
             )
-            for name, value in scores.items()
-            if not math.isnan(value)
-        ],
+            results.append(result)
+    return ModelCardData(
+        model_name=Path(manifest.recipe).stem,
+        library_name="transformers" if from_library else "pytorch",
+        pipeline_tag=task if from_library else None,
+        base_model=_base_on_hub(manifest),
+        datasets=[source] if on_hub else None,
+        metrics=list(scores),
+        tags=["finetune"],
+        eval_results=results,
     )
 
 
@@ -88,7 +90,9 @@ def _source(run: Run) -> str:
     if Path(source).is_absolute():
         return Path(source).name
     parts = str(run.manifest.data.source).split(", ")
-    return ", ".join(parts if hub.names_repository(source) else [Path(part).name for part in parts])
+    if not hub.names_repository(source):
+        parts = [Path(part).name for part in parts]
+    return ", ".join(parts)
 
 
 def _code(run: Run) -> str:

@@ -62,9 +62,10 @@ def write(run: Run) -> Path:
     for path in directory.glob("*.png"):  # plots that are not drawn again
         path.unlink()
     for block in itertools.chain(*sections.values()):
-        for plot in block if isinstance(block, list) else ():
-            with replacing(directory / f"{plot.name}.png") as new:
-                plot.figure.savefig(new, format="png", dpi=200, facecolor="white")
+        if isinstance(block, list):
+            for plot in block:
+                with replacing(directory / f"{plot.name}.png") as new:
+                    plot.figure.savefig(new, format="png", dpi=200, facecolor="white")
     return page
 
 
@@ -74,9 +75,9 @@ def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:
     """
     better = tables.directions(run.manifest)
     metric = next((name for name in run.headline if name in better), "")
-    gaps = [gaps[metric] for gaps in run.statistics.beyond.values() if metric in gaps]
-    if any(tables.sign(gap) == better[metric] for gap in gaps):
-        return mistakes.suspicion(rows)
+    for gaps in run.statistics.beyond.values():
+        if metric in gaps and tables.sign(gaps[metric]) == better[metric]:
+            return mistakes.suspicion(rows)
     return None
 
 
@@ -137,7 +138,9 @@ def _slice_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
         verdict = Cell("lower than on all rows" if part["lower"] else "", kind="bad")
         cells.append([Cell(part["name"]), count, *to_cells(part, ["accuracy"]), verdict])
     caption = "Slices of at least 20 rows with the lowest accuracy; some are low by chance"
-    return [Table(caption, ["slice", "rows", "accuracy", ""], cells)] if cells else []
+    if cells:
+        return [Table(caption, ["slice", "rows", "accuracy", ""], cells)]
+    return []
 
 
 def _mistake_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
@@ -182,10 +185,14 @@ def _examples(
             line.append(excerpt(row["text"]))
         if THUMBNAIL in table:
             jpeg = base64.b64encode(row[THUMBNAIL] or b"").decode()
-            url = f"data:image/jpeg;base64,{jpeg}" if jpeg else ""
+            url = ""
+            if jpeg:
+                url = f"data:image/jpeg;base64,{jpeg}"
             line.append(Cell("", str(row.get("file", "")), image=url))
         lines.append([*line, *cells])
-    return [Table("The most confident mistakes", header, lines)] if lines else []
+    if lines:
+        return [Table("The most confident mistakes", header, lines)]
+    return []
 
 
 #: The functions that return the blocks of a section, by the names in ``Task.sections``.

@@ -78,7 +78,11 @@ def learning_curves(manifest: Manifest) -> list[Plot]:
     excluded = ("loss", "runtime", "_per_second", "_time")
     losses = [name for name in names if name in ("loss", "eval_loss")]
     metrics = [name for name in names if name.startswith("eval_") and not name.endswith(excluded)]
-    curves = [pair for pair in (("Loss", losses), ("Validation metrics", metrics)) if pair[1]]
+    curves = []
+    if losses:
+        curves.append(("Loss", losses))
+    if metrics:
+        curves.append(("Validation metrics", metrics))
     if not curves:
         return []
     figure, axes_of_curves = panels(len(curves), height=0.6 + 1.9 * len(curves))
@@ -86,7 +90,8 @@ def learning_curves(manifest: Manifest) -> list[Plot]:
         for name, colour, marker in zip(names, COLOURS, "os^Dvx", strict=False):
             values = logged[name].dropna().astype(float)  # a value that is not finite is null
             label = name.replace("eval_", "validation ")
-            label = "training loss" if label == "loss" else label
+            if label == "loss":
+                label = "training loss"
             axes.plot(values, color=colour, marker="" if name == "loss" else marker, label=label)
         if manifest.best_step:
             axes.axvline(manifest.best_step, color=GREY, linestyle=":", linewidth=1.5)
@@ -107,8 +112,9 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Plot:
     side = 2.0 + 0.5 * classes if is_numbered else 8.0
     figure, (axes,) = panels(1, height=0.9 * side, width=max(side, WIDTH))
     axes.imshow(shares, cmap=SHADES, vmin=0, vmax=1)
-    for (row, column), share in np.ndenumerate(shares) if is_numbered else ():
-        axes.text(column, row, f"{share:.0%}", ha="center", va="center", size=9)
+    if is_numbered:
+        for (row, column), share in np.ndenumerate(shares):
+            axes.text(column, row, f"{share:.0%}", ha="center", va="center", size=9)
     ticks = range(0, classes, -(-classes // 50))
     labels = [_shorten(names[index], 18) for index in ticks]
     axes.set_xticks(ticks, labels, rotation="vertical" if classes > 4 else "horizontal")
@@ -133,7 +139,9 @@ def ranking(predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]]) -> 
     numbers = np.flatnonzero(has_enough).tolist()
     if len(names) == 2:
         numbers = [1] if has_enough.all() else []
-    for area, measure in AREAS.items() if numbers else ():
+    if not numbers:
+        return []
+    for area, measure in AREAS.items():
         areas = {number: classes[names[number]][area]["value"] for number in numbers}
         lowest = sorted(areas, key=areas.__getitem__)[:_MAX_CURVES]
         figure, (axes,) = panels(1, height=4.4 + 0.1 * len(lowest))

@@ -1,5 +1,6 @@
 """Results as tables and sentences, for the terminal, self-contained HTML pages and model cards."""
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,10 +88,12 @@ def write_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    sections = {name: [block for block in blocks if block] for name, blocks in sections.items()}
-    sections = {name: blocks for name, blocks in sections.items() if blocks}
+    filled = {}
+    for name, section in sections.items():
+        if blocks := list(filter(None, section)):
+            filled[name] = blocks
     page = environment.get_template("page.html.jinja").render(
-        title=title, verdicts=verdicts, warnings=warnings, sections=sections
+        title=title, verdicts=verdicts, warnings=warnings, sections=filled
     )
     write_whole(path, page)
 
@@ -181,7 +184,10 @@ def push(push: Push, *, is_sent: bool) -> Table:
     visibility = "private" if push.private else "public"
     place = f"the {visibility} repository {push.repo} at {push.endpoint}"
     rows = [[Cell(name), Cell(f"{file.stat().st_size:,}")] for name, file in push.files.items()]
-    return Table(f"{'in' if is_sent else 'to send to'} {place}", ["file", "bytes"], rows)
+    caption = f"in {place}"
+    if not is_sent:
+        caption = f"to send to {place}"
+    return Table(caption, ["file", "bytes"], rows)
 
 
 def export(export: Export) -> list[Table | str]:
@@ -212,7 +218,8 @@ def classes(statistics: Statistics) -> list[Table]:
     """Return a table of the scores of each class against the rest, 200 classes at most, or []."""
     scores = statistics.classes or {}
     thresholds = statistics.thresholds or {}
-    areas = [name for name in AREAS if any(name in row for row in scores.values())]
+    present = set(itertools.chain(*scores.values()))
+    areas = [name for name in AREAS if name in present]
     names = list(scores)
     caption = "Each class against the rest"
     if len(scores) > _MAX_CLASSES:
@@ -225,7 +232,8 @@ def classes(statistics: Statistics) -> list[Table]:
         support = Cell(f"{scores[name]['support']:,}", kind="number")
         rows.append([Cell(name), support, *values, *fitted])
     header = ["class", "rows", "precision", "recall", "F1", *map(AREAS.__getitem__, areas)]
-    header += ["threshold"] * bool(thresholds)
+    if thresholds:
+        header.append("threshold")
     return [Table(caption, header, rows)] if rows else []
 
 
@@ -235,13 +243,17 @@ def targets(statistics: Statistics) -> list[Table]:
     names = list(next(iter(values.values()), {}))
     rows = [[Cell(target), *to_cells(row, names)] for target, row in values.items()]
     caption = "Scores of each target; all other scores are means over the targets"
-    return [Table(caption, ["target", *names], rows)] if rows else []
+    if rows:
+        return [Table(caption, ["target", *names], rows)]
+    return []
 
 
 def settings(names: Sequence[str], values: Mapping[str, Sequence[str]]) -> list[Table]:
     """Return a table of the settings that differ between the runs ``names``, or []."""
     rows = [[Cell(name), *map(Cell, row)] for name, row in values.items()]
-    return [Table("Settings that differ", ["", *names], rows)] if rows else []
+    if rows:
+        return [Table("Settings that differ", ["", *names], rows)]
+    return []
 
 
 def format_speed(rates: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from transformers.integrations import integration_utils as library
 from finetune.errors import UserError, masked
 from finetune.runs.manifest import Metrics
 from finetune.runtime import files, hub
+from finetune.training.options import without_none
 
 _DATABASE = "mlflow.db"
 _MLFLOW_RUN = "mlflow-run"  # the file with the id of the MLflow run, which a resume continues
@@ -129,7 +130,7 @@ class Trackers(TrainerCallback):
             scores = {f"test_{name}": value for name, value in self.metrics.test.items()}
             for name, interval in self.metrics.statistics.metrics.items():
                 scores |= {f"test_{name}_{end}": interval[end] for end in ("low", "high")}
-            self._call("on_log", logs={n: v for n, v in scores.items() if v is not None})
+            self._call("on_log", logs=without_none(scores))
         self._call("on_train_end")
 
     def _call(self, event: str, **kwargs: Any) -> None:

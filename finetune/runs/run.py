@@ -67,7 +67,9 @@ class Run:
         """
         run = path if isinstance(path, Run) else cls(Path(path).expanduser())
         if not (run.path / MANIFEST).exists():
-            reason = f"no {MANIFEST} in it" if run.path.exists() else "no such directory"
+            reason = "no such directory"
+            if run.path.exists():
+                reason = f"no {MANIFEST} in it"
             folders = (run.path, run.path.parent, Path("runs"))  # it may be a set of runs
             runs = [file.parent for folder in folders for file in folder.glob(f"*/{MANIFEST}")]
             hint = suggestion(str(run.path), runs)
@@ -92,7 +94,9 @@ class Run:
     def status(self) -> str:
         """The status in ``run.json``; ``stale`` if it is running but its process is gone."""
         status = self.manifest.status
-        return "stale" if status == "running" and not files.is_locked(self.path) else status
+        if status == "running" and not files.is_locked(self.path):
+            return "stale"
+        return status
 
     @property
     def _state(self) -> str:

@@ -132,7 +132,9 @@ def device(use_cpu: bool = False) -> Any:
     import torch
 
     device = None if use_cpu else torch.accelerator.current_accelerator(check_available=True)
-    return torch.device("cpu") if device is None else torch.device(device.type, ranks().local_rank)
+    if device is None:
+        return torch.device("cpu")
+    return torch.device(device.type, ranks().local_rank)
 
 
 def devices_in_training(use_cpu: bool) -> int:
@@ -140,7 +142,9 @@ def devices_in_training(use_cpu: bool) -> int:
     import torch
 
     world_size = ranks().world_size
-    return world_size if world_size > 1 or use_cpu else max(1, torch.cuda.device_count())
+    if world_size > 1 or use_cpu:
+        return world_size
+    return max(1, torch.cuda.device_count())
 
 
 def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool) -> None:

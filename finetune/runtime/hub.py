@@ -119,5 +119,7 @@ def caches() -> dict[str, Path]:
     """Return the cache directories: ``hub`` for models, ``datasets`` for data sets."""
     home = os.environ.get("HF_HOME", os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/huggingface")
     variables = {"hub": "HF_HUB_CACHE", "datasets": "HF_DATASETS_CACHE"}
-    directories = {name: os.environ.get(key, f"{home}/{name}") for name, key in variables.items()}
-    return {name: Path(directory).expanduser() for name, directory in directories.items()}
+    directories = {}
+    for name, key in variables.items():
+        directories[name] = Path(os.environ.get(key, f"{home}/{name}")).expanduser()
+    return directories

@@ -79,9 +79,11 @@ def only_class(module: ModuleType, base: type[T], name_in_messages: str) -> type
     Raises:
         UserError: If the module defines none or several.
     """
-    values = [value for value in vars(module).values() if isinstance(value, type)]
-    values = [value for value in values if value.__module__ == module.__name__]
-    classes = [value for value in values if issubclass(value, base)]
+    classes: list[type[T]] = []
+    for value in vars(module).values():
+        is_own = isinstance(value, type) and value.__module__ == module.__name__
+        if is_own and issubclass(value, base):
+            classes.append(value)
     if len(classes) != 1:
         names = ", ".join(cls.__name__ for cls in classes) or "none"
         raise UserError(
@@ -93,4 +95,6 @@ def only_class(module: ModuleType, base: type[T], name_in_messages: str) -> type
 
 def path_below_cwd(path: Path) -> str:
     """Return a path for messages: relative if it is below the current directory."""
-    return f"./{path.relative_to(cwd)}" if path.is_relative_to(cwd := Path.cwd()) else str(path)
+    if path.is_relative_to(cwd := Path.cwd()):
+        return f"./{path.relative_to(cwd)}"
+    return str(path)

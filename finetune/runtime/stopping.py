@@ -54,11 +54,11 @@ def handled() -> Iterator[None]:
     On Linux this process also gets a SIGTERM when its launcher ends, e.g. because it was killed.
     """
     global _launcher, _request
-    handlers = {
-        number: signal.signal(number, _handle)
-        for number in SIGNALS
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN  # under nohup
-    }
+    handlers = {}
+    for number in SIGNALS:
+        is_ignored = signal.getsignal(number) == signal.SIG_IGN
+        if number != signal.SIGHUP or not is_ignored:  # it is ignored under nohup
+            handlers[number] = signal.signal(number, _handle)
     if distributed.under_launcher():
         _launcher = os.getppid()
         if prctl := getattr(ctypes.CDLL(None), "prctl", None):

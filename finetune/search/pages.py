@@ -89,7 +89,9 @@ def estimate_means(rows: Sequence[Any], metrics: Metrics) -> dict[str, dict[str,
     scores = {}
     for name, metric in metrics.items():
         replicates = _replicates(rows, metric)
-        limit = most_rows(rows[0], metric) if has_interval(rows[0], metric) else 0
+        limit = 0.0
+        if has_interval(rows[0], metric):
+            limit = most_rows(rows[0], metric)
         score = asdict(estimate_over_seeds(replicates, metric.scale, limit))
         scores[name] = score | {"deviation": float(replicates[:, 0].std(ddof=1))}
     return scores
@@ -124,7 +126,7 @@ def compare(paths: Sequence[str | Path | RunSet], trust_recipe: bool = False) ->
         if has_interval(rows[0], metric):
             before, after = (_replicates(part, metric) for part in (rows, rows_of_second))
             gaps[name] = asdict(difference_over_seeds(before, after))
-    names = [str(path) for path in paths]
+    names = list(map(str, paths))
     lines = [
         [Cell(name), *to_cells(estimate_means(part, chosen), headline)]
         for name, part in zip(names, (rows, rows_of_second), strict=True)
@@ -136,4 +138,4 @@ def compare(paths: Sequence[str | Path | RunSet], trust_recipe: bool = False) ->
 
 
 def _replicates(rows: Sequence[Any], metric: Metric) -> np.ndarray:
-    return np.array([metric.function(row) for row in rows])
+    return np.array(list(map(metric.function, rows)))

@@ -27,6 +27,7 @@ from finetune.pipeline.train import run_training
 from finetune.runs.run import Run
 from finetune.runtime import distributed
 from finetune.search import SET, is_set
+from finetune.training.options import without_none
 from finetune.training.record import MANIFEST, SCHEMA, Record
 
 if TYPE_CHECKING:
@@ -80,9 +81,11 @@ class RunSet:
     @property
     def runs(self) -> list[Run]:
         """The runs of the set, in the order of their numbers."""
-        paths = [path.parent for path in self.path.glob(f"*/{MANIFEST}")]
-        paths = [path for path in paths if re.fullmatch(r"(seed|trial)-\d+", path.name)]
-        return [Run(path) for path in sorted(paths, key=lambda path: int(path.name.split("-")[1]))]
+        paths = []
+        for file in self.path.glob(f"*/{MANIFEST}"):
+            if re.fullmatch(r"(seed|trial)-\d+", file.parent.name):
+                paths.append(file.parent)
+        return list(map(Run, sorted(paths, key=lambda path: int(path.name.split("-")[1]))))
 
 
 _SAME = "leave it out; the same command continues a set of runs"
@@ -124,8 +127,9 @@ def prepare_set(
             raise UserError(f"--{name}: {reason}")
     directory = base.output_dir
     if "output_dir" not in base.user_options:
-        directory = Path(f"{directory}-{'seeds' if kind == 'repeat' else kind}")
-    own = {name: value for name, value in typed.items() if value is not None}
+        suffix = "seeds" if kind == "repeat" else kind
+        directory = Path(f"{directory}-{suffix}")
+    own = without_none(typed)
     if base.command.startswith("finetune.train("):
         words = "".join(f", {name}={value!r}" for name, value in own.items())
         command = f"{base.command[:-1]}{words})".replace("finetune.train", f"finetune.{kind}", 1)
@@ -185,12 +189,14 @@ def _write_or_compare(directory: Path, manifest: SetManifest) -> None:
     present = SetManifest.read(directory)
     if present.kind != manifest.kind:
         raise UserError(f"{directory} is a set of `{present.kind}`: use another --output_dir")
-    old, new = ({"space": m.space, **m.configuration} for m in (present, manifest))
-    if mistakes := [
-        f"{directory} has runs with {name} {old.get(name)}, now it is {new.get(name)}"
-        for name in {**old, **new}
-        if old.get(name) != new.get(name)
-    ]:
+    old = {"space": present.space, **present.configuration}
+    new = {"space": manifest.space, **manifest.configuration}
+    mistakes = []
+    for name in {**old, **new}:
+        value, new_value = old.get(name), new.get(name)
+        if value != new_value:
+            mistakes.append(f"{directory} has runs with {name} {value}, now it is {new_value}")
+    if mistakes:
         raise UserError(*mistakes, "type the same command again, or use another --output_dir")
 
 

@@ -98,7 +98,7 @@ def _distribution(name: str, values: Any) -> BaseDistribution:
             raise UserError(f"--space {name}={values}: expected LOW..HIGH, LOW..HIGH:log or A|B")
         for kind in (int, float):  # numbers, for options that are numbers in Python
             with contextlib.suppress(ValueError):
-                return _choice(name, values, [kind(choice) for choice in choices])
+                return _choice(name, values, list(map(kind, choices)))
         return _choice(name, values, choices)
     is_whole = all(end.strip().lstrip("-").isdecimal() for end in (low_text, high_text))
     try:

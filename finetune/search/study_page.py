@@ -60,8 +60,10 @@ def _describe_winner(run_set: RunSet, study: optuna.Study) -> list[str]:
     metrics = run.statistics.metrics
     test = "; ".join(format_score(name, metrics[name]) for name in run.headline)
     earlier = [r.path.name for r in run_set.runs if r.status == "finished" and r != run]
-    note = f" (They were also scored for {', '.join(earlier)}, the best before.)"
-    return [verdict, f"On the test rows: {test}.{note * bool(earlier)}"]
+    sentence = f"On the test rows: {test}."
+    if earlier:
+        sentence += f" (They were also scored for {', '.join(earlier)}, the best before.)"
+    return [verdict, sentence]
 
 
 def _trials_table(study: optuna.Study, metric: str) -> Table:
@@ -86,8 +88,10 @@ def _history(study: optuna.Study, metric: str) -> Plot:
         if trial.datetime_complete is not None and trial.value is not None
     ]
     start = min(trial.datetime_start.timestamp() for trial in study.trials if trial.datetime_start)
-    minutes = [(seconds - start) / 60 for seconds, _ in sorted(points)]
-    values = [value for _, value in sorted(points)]
+    minutes, values = [], []
+    for seconds, value in sorted(points):
+        minutes.append((seconds - start) / 60)
+        values.append(value)
     best = np.maximum if study.direction == StudyDirection.MAXIMIZE else np.minimum
     figure, (axes,) = plots.panels(1, height=2.6)
     axes.plot(minutes, values, "o", color=plots.BLUE, label="trial")

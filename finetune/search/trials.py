@@ -194,15 +194,21 @@ class Trials:
             self._study.tell(self._current, state=state)
             ending = reason if is_pruned else f"failed: {reason}"
         deleted = ", ".join(self._delete_checkpoints())
-        note = f"; deleted the checkpoints of {deleted}" if deleted else ""
+        note = ""
+        if deleted:
+            note = f"; deleted the checkpoints of {deleted}"
         if (killed := self._current.user_attrs.get(_CONTINUES)) is not None:
             values += f"; it was {trial_name(killed)} before its process ended"
         return f"{trial.path.name}: {ending} ({values}){note}"
 
     def _scores(self, history: Sequence[Mapping[str, Any]]) -> list[float]:
         """Return the finite scores in a history; ``run.json`` has null for NaN."""
-        values = [entry.get(f"eval_{self.run_set.manifest.metric}") for entry in history]
-        return [value for value in values if value is not None and math.isfinite(value)]
+        scores = []
+        for entry in history:
+            score = entry.get(f"eval_{self.run_set.manifest.metric}")
+            if score is not None and math.isfinite(score):
+                scores.append(score)
+        return scores
 
     def _delete_checkpoints(self) -> Iterator[str]:
         """Delete the checkpoints of all finished trials but the best, and yield their names."""
@@ -312,8 +318,11 @@ def list_trials(study: optuna.Study) -> list[FrozenTrial]:
     """Return the trials that have begun, without killed ones that another trial continues."""
     trials = study.get_trials(deepcopy=False)
     continued = {trial.user_attrs.get(_CONTINUES) for trial in trials}
-    begun = [trial for trial in trials if trial.state != TrialState.WAITING]
-    return [trial for trial in begun if trial.number not in continued]
+    begun = []
+    for trial in trials:
+        if trial.state != TrialState.WAITING and trial.number not in continued:
+            begun.append(trial)
+    return begun
 
 
 def reason_of(trial: FrozenTrial) -> str:
@@ -349,4 +358,6 @@ def trial_name(number: int) -> str:
 
 def short(value: Any) -> str:
     """Return the value of an option with three digits."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return str(value)

@@ -194,8 +194,11 @@ def _read_rows(body: bytes, columns: int) -> list[str] | list[tuple[str, ...]]:
         raise HTTPException(422, details) from None
     if sum(value is not None for _, value in given) != 1:
         raise HTTPException(422, "expected one of text, texts and pairs")
-    texts = [given.text] if given.text is not None else given.texts
-    rows = [[text] for text in texts] if texts is not None else given.pairs or []
+    rows = given.pairs or []
+    if given.text is not None:
+        rows = [[given.text]]
+    elif given.texts is not None:
+        rows = [[text] for text in given.texts]
     if not 1 <= len(rows) <= _REQUEST_ROWS:
         raise HTTPException(422, f"expected 1 to {_REQUEST_ROWS} rows, found {len(rows)}")
     for number, row in enumerate(rows, 1):
@@ -207,7 +210,9 @@ def _read_rows(body: bytes, columns: int) -> list[str] | list[tuple[str, ...]]:
         if (size := max(map(len, row))) > _TEXT_CHARACTERS:
             most = f"expected at most {_TEXT_CHARACTERS:,} characters"
             raise HTTPException(413, f"row {number}: {most}, found {size:,}")
-    return [row[0] for row in rows] if columns == 1 else [tuple(row) for row in rows]
+    if columns == 1:
+        return [row[0] for row in rows]
+    return list(map(tuple, rows))
 
 
 def _answers(model: Predictor, frame: pd.DataFrame) -> list[dict[str, Any]]:

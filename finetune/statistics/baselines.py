@@ -163,7 +163,9 @@ def _bag_of_words(
         if "empty vocabulary" not in str(error):
             source.note(failed(f"TF-IDF + {model}", error))
         return
-    sample = f" ({most_rows:,} rows)" if len(train) > most_rows else ""
+    sample = ""
+    if len(train) > most_rows:
+        sample = f" ({most_rows:,} rows)"
     yield f"TF-IDF + {model}{sample}", outputs
 
 

@@ -196,7 +196,9 @@ def difference(
         return Estimate(float(replicates[0]))
     value, middle = float(replicates[0]), float(replicates[0]) - _bias(replicates)
     # add one row in favor of each model (Agresti and Min, Biometrics 61, 2005)
-    unseen = math.sqrt(0.5) / rows if math.isfinite(scale.highest - scale.lowest) else 0.0
+    unseen = 0.0
+    if math.isfinite(scale.highest - scale.lowest):
+        unseen = math.sqrt(0.5) / rows
     error = math.hypot(_error(replicates), unseen)
     reach = error * _quantile(replicates, rows)
     ends = np.array([min(value, middle - reach), max(value, middle + reach)])
@@ -209,7 +211,9 @@ def difference(
 
 def _error(replicates: np.ndarray) -> float:
     count = len(replicates) - 1
-    return float(np.sqrt((count - 1) * replicates[1:].var())) if count else 0.0
+    if count:
+        return float(np.sqrt((count - 1) * replicates[1:].var()))
+    return 0.0
 
 
 def _bias(replicates: np.ndarray) -> float:
@@ -261,7 +265,9 @@ def newcombe(first: np.ndarray, second: np.ndarray) -> Estimate:
     if association > 0:  # the continuity correction
         association = max(0, association - rows // 2)
     margins = float(first_right) * (rows - first_right) * second_right * (rows - second_right)
-    correlation = association / math.sqrt(margins) if margins else 0.0
+    correlation = 0.0
+    if margins:
+        correlation = association / math.sqrt(margins)
 
     def reach(up: float, down: float) -> float:
         return math.sqrt(max(0.0, up**2 - 2 * correlation * up * down + down**2))

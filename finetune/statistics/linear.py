@@ -116,14 +116,14 @@ def fit_labels(
     """
     if is_positive.shape[1] > MAX_CLASSES_OF_REGRESSION:
         return fit_numbers(features, _HIGHEST * (is_positive - 0.5), has_bias=has_bias)
-    models = []
+    weights, biases = [], []
     for number, column in enumerate(is_positive.T.astype(np.int64)):
         row_weights = None
         if positive_weights is not None:
             row_weights = np.where(column, positive_weights[number], 1.0)
-        models.append(fit_classes(features, column, 2, row_weights, has_bias=has_bias))
-    weights = [model.weight[1] - model.weight[0] for model in models]
-    biases = [model.bias[1] - model.bias[0] for model in models]
+        model = fit_classes(features, column, 2, row_weights, has_bias=has_bias)
+        weights.append(model.weight[1] - model.weight[0])
+        biases.append(model.bias[1] - model.bias[0])
     return Linear(np.array(weights), np.array(biases))
 
 

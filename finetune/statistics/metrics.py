@@ -162,7 +162,9 @@ def most_rows(rows: Any, metric: Metric) -> float:
     if metric.scale is NUMBER or rows.kind == "numbers":
         return float(len(rows))
     right = np.count_nonzero(rows.right)
-    return float(len(rows)) if min(right, len(rows) - right) < MIN_WRONG_ROWS else math.inf
+    if min(right, len(rows) - right) < MIN_WRONG_ROWS:
+        return float(len(rows))
+    return math.inf
 
 
 def rare_classes(rows: NamedRows) -> list[str]:
@@ -171,7 +173,9 @@ def rare_classes(rows: NamedRows) -> list[str]:
     """
     is_rare = np.minimum(rows.supports, len(rows) - rows.supports) < MIN_ROWS_OF_CLASS
     has_no_interval = is_rare.mean() > MAX_RARE_SHARE
-    return [rows.names[number] for number in np.flatnonzero(is_rare)] if has_no_interval else []
+    if has_no_interval:
+        return [rows.names[number] for number in np.flatnonzero(is_rare)]
+    return []
 
 
 def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, dict[str, float]]:
@@ -213,12 +217,12 @@ def describe_gaps(
     if squared and len(rows) >= estimates.MIN_ROWS:
         squares = (rows.outputs.astype(np.float64) - rows.targets) ** 2
         shares_of_error = squares / np.maximum(squares.sum(axis=0), np.finfo(np.float64).tiny)
-        sentences += [
-            f"one test row (label {rows.targets[row, target]:.6g}) makes up "
-            f"{shares_of_error[row, target]:.0%} of the squared error: the confidence intervals of "
-            f"{', '.join(squared)} are unreliable"
-            for row, target in np.argwhere(shares_of_error > _DOMINANT)
-        ]
+        for row, target in np.argwhere(shares_of_error > _DOMINANT):
+            sentences.append(
+                f"one test row (label {rows.targets[row, target]:.6g}) makes up "
+                f"{shares_of_error[row, target]:.0%} of the squared error: the confidence "
+                f"intervals of {', '.join(squared)} are unreliable"
+            )
     return sentences
 
 
@@ -229,11 +233,13 @@ def _score_classes(rows: NamedRows) -> dict[str, list[Estimate]]:
     is this one, those where both are.
     """
     right, true, predicted, *_ = (sums[0] for sums in rows.tallies)
-    jaccard = shares(right, true + predicted - right)
+    f1 = []
+    for jaccard in shares(right, true + predicted - right):
+        f1.append(Estimate(*(2 * end / (1 + end) for end in astuple(jaccard))))
     return {
         "precision": shares(right, predicted),
         "recall": shares(right, true),
-        "f1": [Estimate(*(2 * end / (1 + end) for end in astuple(ends))) for ends in jaccard],
+        "f1": f1,
     }
 
 
@@ -250,10 +256,11 @@ def describe_classes(rows: NamedRows) -> dict[str, Any]:
     for number, name in enumerate(rows.names):
         table[name] = {score: asdict(column[number]) for score, column in scores.items()}
         fewer = min(true[number], len(rows) - true[number])
-        for area, curve in areas.items() if fewer else ():
-            score = estimates.estimate(rows.areas[curve][:, number], SHARE, 2 * fewer)
-            table[name][area] = asdict(
-                score if fewer >= MIN_ROWS_OF_CLASS else Estimate(score.value)
-            )
+        if fewer:
+            for area, curve in areas.items():
+                score = estimates.estimate(rows.areas[curve][:, number], SHARE, 2 * fewer)
+                table[name][area] = asdict(
+                    score if fewer >= MIN_ROWS_OF_CLASS else Estimate(score.value)
+                )
         table[name]["support"] = int(true[number])
     return table

@@ -43,14 +43,18 @@ class Probabilities:
         block = self.values[indices].astype(np.float64)
         if self.function == "softmax":
             return np.asarray(softmax(block, axis=1))
-        return np.asarray(expit(block)) if self.function == "sigmoid" else block
+        if self.function == "sigmoid":
+            return np.asarray(expit(block))
+        return block
 
     def column(self, index: int) -> np.ndarray:
         """Return the probabilities of one class, shape ``(rows,)``, float64."""
         values = self.values[:, index].astype(np.float64)
         if self.function == "softmax":
             return np.asarray(np.exp(values - self._log_totals))
-        return np.asarray(expit(values)) if self.function == "sigmoid" else values
+        if self.function == "sigmoid":
+            return np.asarray(expit(values))
+        return values
 
     def row_blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield the slice of each block of rows, and its probabilities, ``(rows, classes)``."""

@@ -117,11 +117,11 @@ class Task(ABC, Generic[S]):
         """
         from finetune.training.steps import GlobalLoss
 
-        return GlobalLoss(
-            next(iter(self.losses.values())) if self.loss_function == "focal" else row_loss,
-            training_loss=row_loss,
-            class_weights=() if class_weights is None else tuple(class_weights.tolist()),
-        )
+        evaluation_loss = row_loss
+        if self.loss_function == "focal":
+            evaluation_loss = next(iter(self.losses.values()))
+        weights = () if class_weights is None else tuple(class_weights.tolist())
+        return GlobalLoss(evaluation_loss, training_loss=row_loss, class_weights=weights)
 
     def initialized(self, model: torch.nn.Module, note: Tell) -> torch.nn.Module:
         """Initialize a new last layer of ``model`` for the labels in place; return the model."""
@@ -131,7 +131,9 @@ class Task(ABC, Generic[S]):
     def linear_model(self) -> str:
         """The name of the model that :meth:`fit_linear` fits."""
         is_many = self.width > baselines.MAX_CLASSES_OF_REGRESSION
-        return "ridge regression" if is_many else "logistic regression"
+        if is_many:
+            return "ridge regression"
+        return "logistic regression"
 
     def fit_linear(
         self,
@@ -221,9 +223,11 @@ class Task(ABC, Generic[S]):
         probabilities = {label: row[probability_of(label)] for label in self.labels}
         texts = {label: f"{label} {value:.4f}" for label, value in probabilities.items()}
         labels = [row[LABEL]] if self.has_one_class else row[LABEL]
-        predicted = ", ".join(texts.pop(label) for label in labels) or "none"
+        predicted = ", ".join(map(texts.pop, labels)) or "none"
         rest = sorted(texts, key=lambda label: -probabilities[label])[:most]
-        return predicted + (f"  ({', '.join(texts[label] for label in rest)})" if rest else "")
+        if rest:
+            predicted += f"  ({', '.join(texts[label] for label in rest)})"
+        return predicted
 
     def describe(self, row: pd.Series[Any], column: str) -> str:
         """Return the label or the prediction of a row as text; ``column`` says which."""
@@ -232,12 +236,12 @@ class Task(ABC, Generic[S]):
     def refuse_metrics(self, scoring: Scoring) -> None:
         """Raise a ``UserError`` that lists local metrics for another kind of label."""
         names = ", ".join(self.metric_modules)
-        modules = {name: module_of(name, arguments)[0] for name, arguments in scoring.items()}
-        if mistakes := [
-            f"--metrics {name}: the task {self.name} expects {names}"
-            for name, module in modules.items()
-            if module not in self.metric_modules and not module.endswith(".py")  # a custom metric
-        ]:
+        mistakes = []
+        for name, arguments in scoring.items():
+            module, _ = module_of(name, arguments)
+            if module not in self.metric_modules and not module.endswith(".py"):  # a custom metric
+                mistakes.append(f"--metrics {name}: the task {self.name} expects {names}")
+        if mistakes:
             raise UserError(*mistakes)
 
     def statistics(self, rows: S, recipe_metrics: Metrics) -> Statistics:
@@ -261,7 +265,9 @@ class Task(ABC, Generic[S]):
         has_order = self.name == other.name == "ordinal"  # its metrics use the order
         labels = [task.labels if has_order else sorted(task.labels) for task in (self, other)]
         texts = " and ".join(", ".join(task.labels) or "one number" for task in (self, other))
-        return "" if labels[0] == labels[1] else f"different labels or another order: {texts}"
+        if labels[0] == labels[1]:
+            return ""
+        return f"different labels or another order: {texts}"
 
     @abstractmethod
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:

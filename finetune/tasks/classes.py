@@ -30,6 +30,7 @@ from finetune.statistics.results import Statistics
 from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredRows
 from finetune.tasks import losses
 from finetune.tasks.base import Columns, Task
+from finetune.tasks.decoding import label_sets
 
 if TYPE_CHECKING:
     from finetune.training.steps import GlobalLoss, RowLoss
@@ -207,15 +208,14 @@ class MultiLabel(Task[ScoredLabels]):
 
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
         rows = self.scored(labels, outputs)
-        names = {LABEL: self._list_names(rows.labels), PREDICTION: self._list_names(rows.decided)}
+        names = {
+            LABEL: label_sets(rows.labels, self.labels),
+            PREDICTION: label_sets(rows.decided, self.labels),
+        }
         return names | _probability_columns(self.labels, rows.probabilities)
 
     def describe(self, row: pd.Series[Any], column: str) -> str:
         return ", ".join(row[column]) or "none"
-
-    def _list_names(self, is_positive: np.ndarray) -> list[list[str]]:
-        """Return the names of the labels of each row."""
-        return [[self.labels[index] for index in np.flatnonzero(row)] for row in is_positive]
 
     def statistics(self, rows: ScoredLabels, recipe_metrics: Metrics) -> Statistics:
         scores = super().statistics(rows, recipe_metrics)

@@ -3,6 +3,7 @@
 Only NumPy is imported: an export answers without the libraries of training.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +27,9 @@ def probabilities(outputs: np.ndarray, function: Function, temperature: float = 
         values = values / temperature
         values = np.exp(values - values.max(axis=1, keepdims=True))
         return np.asarray(values / values.sum(axis=1, keepdims=True))
-    return np.asarray((1 + np.tanh(values / 2)) / 2) if function == "sigmoid" else values
+    if function == "sigmoid":
+        return np.asarray((1 + np.tanh(values / 2)) / 2)
+    return values
 
 
 def predicted(
@@ -47,6 +50,15 @@ def predicted(
         columns[LABEL] = [labels[index] for index in values.argmax(axis=1).tolist()]
         columns[PROBABILITY] = values.max(axis=1)
     else:
-        columns[LABEL] = [[labels[index] for index in np.flatnonzero(row)] for row in values > 0.5]
-    of_labels = zip(map(probability_of, labels), values.T, strict=True)
-    return columns | (dict(of_labels) if all_labels else {})
+        columns[LABEL] = label_sets(values > 0.5, labels)
+    if all_labels:
+        columns.update(zip(map(probability_of, labels), values.T, strict=True))
+    return columns
+
+
+def label_sets(is_positive: np.ndarray, labels: Sequence[str]) -> list[list[str]]:
+    """Return the names of the labels of each row; ``is_positive`` is ``(rows, labels)``."""
+    sets = []
+    for row in is_positive:
+        sets.append([labels[index] for index in np.flatnonzero(row).tolist()])
+    return sets

@@ -120,7 +120,8 @@ def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.nd
     mistakes: list[str] = []
     for part in split_values(text) or [text]:
         name, _, number = part.rpartition("=")
-        name = name if name in names else name.strip()
+        if name not in names:
+            name = name.strip()
         try:
             weight = float(number)
         except ValueError:
@@ -142,4 +143,6 @@ def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.nd
     if mistakes:
         raise UserError(*mistakes)
     values = np.array([weights.get(name, 1.0) for name in names])
-    return values * total / float(values @ counts) if has_one_class else values
+    if has_one_class:
+        return values * total / float(values @ counts)
+    return values

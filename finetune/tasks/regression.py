@@ -68,16 +68,18 @@ class Regression(Task[ScoredNumbers]):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return (
-            {"mean": list(self.mean), "deviation": list(self.deviation)} if self.deviation else {}
-        )
+        if self.deviation:
+            return {"mean": list(self.mean), "deviation": list(self.deviation)}
+        return {}
 
     @property
     def feature(self) -> Any:
         from datasets import List, Value
 
         number = Value("float32")
-        return List(number, length=len(self.labels)) if self.labels else number
+        if self.labels:
+            return List(number, length=len(self.labels))
+        return number
 
     def match_labels(self, rows: Dataset, split: str, report: Report) -> Dataset:
         count = getattr(rows.features[LABEL], "length", 1)
@@ -146,13 +148,16 @@ class Regression(Task[ScoredNumbers]):
 
     def describe_balance(self, targets: np.ndarray) -> Sequence[str]:
         columns = targets.reshape(len(targets), -1).astype(np.float64).T
-        return [
-            f"{name} mean {column.mean():.4g}, standard deviation {column.std():.4g}".lstrip()
-            for name, column in zip(self.labels or [""], columns, strict=True)
-        ]
+        texts = []
+        for name, column in zip(self.labels or [""], columns, strict=True):
+            text = f"{name} mean {column.mean():.4g}, standard deviation {column.std():.4g}"
+            texts.append(text.lstrip())
+        return texts
 
     def decide(self, outputs: np.ndarray) -> np.ndarray:
-        return outputs.reshape(len(outputs), -1) if self.labels else outputs.reshape(len(outputs))
+        if self.labels:
+            return outputs.reshape(len(outputs), -1)
+        return outputs.reshape(len(outputs))
 
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return made-up numbers near the mean of the training rows, none of them an integer."""
@@ -192,9 +197,9 @@ class Regression(Task[ScoredNumbers]):
     def statistics(self, rows: ScoredNumbers, recipe_metrics: Metrics) -> Statistics:
         in_table = {name: metric for name, metric in recipe_metrics.items() if metric.name}
         columns = zip(self.labels, rows.targets.T, rows.outputs.T, strict=False)
-        targets = {
-            name: metrics.estimate(ScoredNumbers(*column), in_table) for name, *column in columns
-        }
+        targets = {}
+        for name, *column in columns:
+            targets[name] = metrics.estimate(ScoredNumbers(*column), in_table)
         return replace(super().statistics(rows, recipe_metrics), targets=targets or None)
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:

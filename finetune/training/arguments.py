@@ -104,7 +104,9 @@ class FinetuneArguments(TrainingArguments):
         transformers 5.16 loads the optimizer of a checkpoint to it, which torch refuses.
         """
         device = super().device
-        return torch.device("cpu") if device.type == "cpu" else device
+        if device.type == "cpu":
+            return torch.device("cpu")
+        return device
 
     @property
     def should_save(self) -> bool:

@@ -54,12 +54,20 @@ _TYPES: dict[Any, tuple[Any, str]] = {
 }
 
 
+def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are set."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def merge_options(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``lower`` updated with ``upper``; a batch size in ``upper`` removes all batch sizes of
     ``lower``.
     """
-    replaced = BATCH_SIZES if any(upper.get(name) is not None for name in BATCH_SIZES) else ()
-    return {**{name: lower[name] for name in lower if name not in replaced}, **upper}
+    merged = dict(lower)
+    if without_none(upper).keys() & set(BATCH_SIZES):
+        for name in BATCH_SIZES:
+            merged.pop(name, None)
+    return merged | dict(upper)
 
 
 def describe_unknown(option: str, names: Iterable[str]) -> str:
@@ -76,7 +84,10 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
     """Return the types of a union, or the values of a ``Literal``; ``list`` for any list."""
     if get_origin(hint) is list:
         return (list,)
-    return tuple(list if get_origin(kind) is list else kind for kind in get_args(hint)) or (hint,)
+    kinds = []
+    for kind in get_args(hint):
+        kinds.append(list if get_origin(kind) is list else kind)
+    return tuple(kinds) or (hint,)
 
 
 def find_type_mistake(flag: str, value: Any, hint: Any) -> str:
@@ -86,7 +97,9 @@ def find_type_mistake(flag: str, value: Any, hint: Any) -> str:
     kinds = alternatives(hint)
     if get_origin(hint) is Literal:
         choices = f"{', '.join(kinds[:-1])} or {kinds[-1]}{suggestion(str(value), kinds)}"
-        return "" if value in kinds else f"{flag} {value}: expected {choices}"
+        if value in kinds:
+            return ""
+        return f"{flag} {value}: expected {choices}"
     types = tuple(_TYPES[kind][0] for kind in kinds if kind in _TYPES and kind is not bool)
     is_right = bool in kinds if isinstance(value, bool) else isinstance(value, types)
     if isinstance(value, list):

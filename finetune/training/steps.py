@@ -78,13 +78,15 @@ class GlobalLoss:
         if not self.label_smoothing:
             return compute(labels)
         classes = (torch.full_like(labels, number) for number in range(logits.shape[-1]))
-        uniform = torch.stack([compute(number) for number in classes]).mean(dim=0)
+        uniform = torch.stack(list(map(compute, classes))).mean(dim=0)
         return (1 - self.label_smoothing) * compute(labels) + self.label_smoothing * uniform
 
     def row_weights(self, labels: np.ndarray) -> np.ndarray:
         """Return the weight of each row in the divisor of its step, shape ``(rows,)``."""
         weights = np.asarray(self.class_weights)
-        return weights.take(labels) if self.class_weights else np.ones(len(labels))
+        if self.class_weights:
+            return weights.take(labels)
+        return np.ones(len(labels))
 
     def __call__(
         self,
@@ -273,7 +275,9 @@ def restore_rows(
         if len({array.shape[1:] for array in arrays}) > 1:  # inputs: pad them with -100
             arrays = [functools.reduce(numpy_pad_and_concatenate, arrays)]
         values = np.concatenate(arrays)
-        return values[first] if pooling is None else encoding.pooled(values, rows, pooling)
+        if pooling is None:
+            return values[first]
+        return encoding.pooled(values, rows, pooling)
 
     return EvalPrediction(
         concatenate(prediction.predictions, pooling),

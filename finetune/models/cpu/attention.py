@@ -84,7 +84,8 @@ def forward(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
         )
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
     if groups is None:
         groups = _groups(query, attention_mask)
     output: torch.Tensor = _FewSequences.apply(  # type: ignore[no-untyped-call]
@@ -161,15 +162,12 @@ def _groups(query: torch.Tensor, mask: torch.Tensor | None) -> list[Group]:
     if mask is not None:
         row = mask[:, :, :1]  # is enough if all tokens of a sequence see the same tokens
         bias = as_bias(row if torch.equal(mask, row.expand_as(mask)) else mask, query.dtype)
-    return [
-        Group(
-            slice(first * length, min(first + size, sequences) * length),
-            min(size, sequences - first),
-            length,
-            None if bias is None else bias[first : first + size],
-        )
-        for first in range(0, sequences, size)
-    ]
+    groups = []
+    for first in range(0, sequences, size):
+        last = min(first + size, sequences)
+        group_bias = None if bias is None else bias[first : first + size]
+        groups.append(Group(slice(first * length, last * length), last - first, length, group_bias))
+    return groups
 
 
 class _FewSequences(torch.autograd.Function):

@@ -39,7 +39,9 @@ class _Shared:
         if bucket.index() == 0:
             self.buckets = []  # the previous step may have been interrupted
         gradients: torch.Tensor = bucket.buffer()
-        first = self.buckets[-1][0].stop if self.buckets else 0
+        first = 0
+        if self.buckets:
+            first = self.buckets[-1][0].stop
         columns = slice(first, first + len(gradients))
         average: Future[torch.Tensor] = Future()
         self.buckets.append((columns, gradients, average))

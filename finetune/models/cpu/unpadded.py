@@ -124,7 +124,9 @@ class _Hooks:
             row_lengths = list(rows_of_length)
             size = attention.at_once(length)
             for first in range(0, len(row_lengths), size):
-                first_token = groups[-1].tokens.stop if groups else 0
+                first_token = 0
+                if groups:
+                    first_token = groups[-1].tokens.stop
                 group = row_lengths[first : first + size]
                 groups.append(_group(group, length, first_token, lengths.sum(), hidden))
         setattr(mask, attention.GROUPS, groups)
@@ -159,7 +161,9 @@ def _is_known_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def _dtype_of_products(hidden: torch.Tensor) -> torch.dtype:
     is_autocast = torch.is_autocast_enabled("cpu")
-    return torch.get_autocast_dtype("cpu") if is_autocast else hidden.dtype
+    if is_autocast:
+        return torch.get_autocast_dtype("cpu")
+    return hidden.dtype
 
 
 def _group(
