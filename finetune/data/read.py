@@ -270,8 +270,10 @@ def _read_sheet(path: Path, sheet: str | None) -> tuple[Iterator[Record], list[s
     texts = (list(map(_as_text, values)) for values in rows)
     numbered = enumerate(texts, start=1)
     records = (Record(number, number, cells) for number, cells in numbered if any(cells))
-    fact = f"read the sheet '{name}', not {', '.join(filled[1:])} (--sheet)"
-    return records, [fact] * (sheet is None and len(filled) > 1)
+    facts = []
+    if sheet is None and len(filled) > 1:
+        facts.append(f"read the sheet '{name}', not {', '.join(filled[1:])} (--sheet)")
+    return records, facts
 
 
 def _as_text(value: Any) -> str:

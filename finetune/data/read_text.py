@@ -232,7 +232,8 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
             rows = csv.reader(text_lines(path, encoding), delimiter=separator)
             with contextlib.suppress(csv.Error):
                 widths = {len(fields) for fields in itertools.islice(rows, _SAMPLED_ROWS) if fields}
-                possible += [separator] * (len(widths) == 1 and widths != {1})
+                if len(widths) == 1 and widths != {1}:
+                    possible.append(separator)
         separator = possible[0] if len(possible) == 1 and usual not in possible else usual
         if separator != usual:
             facts.append(f"fields separated by {_SEPARATORS[separator]} (--csv_separator)")

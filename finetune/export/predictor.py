@@ -155,7 +155,10 @@ class Predictor:
             if len(row) != self.columns:
                 expected = f"expected {self.columns} texts ({', '.join(self._names)})"
                 raise UserError(f"the data, row {number}: {expected}, found {len(row)}")
-        return [tuple(_text(value, n) for value in row) for n, row in enumerate(rows, 1)]
+        texts = []
+        for number, row in enumerate(rows, 1):
+            texts.append(tuple(_text(value, number) for value in row))
+        return texts
 
 
 def _text(value: Any, number: int) -> str | None:

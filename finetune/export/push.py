@@ -117,7 +117,9 @@ def _send(api: HfApi, plan: Push) -> Push:
         info = api.model_info(repo)
         repo, private, head = info.id, bool(info.private), info.sha
         names = {file.rfilename for file in info.siblings or []} - plan.files.keys()
-        stale = [name for name in names if any(fnmatch(name, pattern) for pattern in _SENT)]
+        for name in names:
+            if any(fnmatch(name, pattern) for pattern in _SENT):
+                stale.append(name)
     except RepositoryNotFoundError:
         api.create_repo(repo, private=private)
     if plan.private and not private:

@@ -53,7 +53,10 @@ class FastTokenizer:
             row = self._tokenizer.encode(text, pair, add_special_tokens=add_special_tokens)
             return {name: getattr(row, _NAMES[name]) for name in self._inputs}
         rows = self._tokenizer.encode_batch(list(text), add_special_tokens=add_special_tokens)
-        return {name: [getattr(row, _NAMES[name]) for row in rows] for name in self._inputs}
+        columns = {}
+        for name in self._inputs:
+            columns[name] = [getattr(row, _NAMES[name]) for row in rows]
+        return columns
 
 
 class TextEncoder:

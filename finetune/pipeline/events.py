@@ -76,7 +76,8 @@ class Logged:
         words = [f"step {self.step:>{len(str(self.max_steps))}}/{self.max_steps}"]
         for name in sorted(self.values, key=lambda name: name != "epoch"):
             if not name.endswith(SPEED):
-                words += ["validation"] * (name == "eval_loss")
+                if name == "eval_loss":
+                    words.append("validation")
                 words.append(_format(name.removeprefix("eval_"), self.values[name]))
         return "  ".join(words)
 

@@ -67,9 +67,12 @@ def require(options: Mapping[str, Any], *, embedded: bool = False, packaged: str
     if not names or (not is_offline and answers(endpoint)):
         return
     reason = "HF_HUB_OFFLINE is set" if is_offline else f"{endpoint} does not answer"
-    alternatives = [
-        *["--embedded: data and model from installed packages"] * embedded,
-        *[f"--model {packaged}: a small model, no download"] * bool(packaged and "model" in names),
+    alternatives = []
+    if embedded:
+        alternatives.append("--embedded: data and model from installed packages")
+    if packaged and "model" in names:
+        alternatives.append(f"--model {packaged}: a small model, no download")
+    alternatives += [
         "--dataset FILE (of evaluate: --data FILE), --model DIRECTORY: your own files",
         "HF_ENDPOINT=https://a.mirror, HF_HUB_OFFLINE=0 or HF_HOME=/a/filled/cache before the "
         "command",

@@ -23,7 +23,7 @@ MAX_WEIGHTS, MAX_SCORES = 6_000_000, 20_000_000
 #: The most classes for logistic regression: with more, it takes a minute even on some of the rows.
 #: Naive Bayes is fitted then, with at most ``MAX_COUNTS`` terms times classes.
 MAX_CLASSES_OF_REGRESSION, MAX_COUNTS = 200, 20_000_000
-_MOST_FLOAT64 = 50_000_000  # outputs of classes; more of them are float32
+_MAX_FLOAT64_OUTPUTS = 50_000_000  # outputs of classes; more of them are float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,8 @@ def of_classes(source: Source, classes: int) -> Iterator[tuple[str, np.ndarray]]
     def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
         predict = classifier(train, labels[rows], classes)
         shape = test.shape[0], classes
-        outputs = np.empty(shape, np.float32 if np.prod(shape) > _MOST_FLOAT64 else np.float64)
+        is_large = np.prod(shape) > _MAX_FLOAT64_OUTPUTS
+        outputs = np.empty(shape, np.float32 if is_large else np.float64)
         for block in slices(*shape):
             outputs[block] = _logs(predict(test[block]))
         return outputs
