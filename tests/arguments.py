@@ -290,6 +290,9 @@ ATTEMPTS = [
     Attempt("resume_from_checkpoint", "nowhere", "--resume_from_checkpoint nowhere"),
     Attempt("local_rank", "1", "--local_rank"),
 ]
+#: transformers 5.16 has only the other name of `activation_checkpointing`.
+_INSTALLED = {field.name for field in dataclasses.fields(TrainingArguments)}
+ATTEMPTS = [attempt for attempt in ATTEMPTS if attempt.name in _INSTALLED]
 
 
 def all_attempts() -> Iterator[Attempt]:

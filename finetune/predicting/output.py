@@ -77,7 +77,7 @@ class Parts:
         if len(paths) != len(self._request.chunks):
             count = f"expected {len(self._request.chunks)} parts, found {len(paths)}"
             raise UserError(f"{self._directory}: {count}; all machines must write to one disk")
-        parts = map(pq.read_table, paths)
+        parts = (pq.read_table(path, partitioning=None) for path in paths)
         chunks = zip(map(self._request.chunk, self._request.chunks), parts, strict=True)
         write_rows(self._output, self._request, chunks, self._directory)
         shutil.rmtree(self._directory)

@@ -150,7 +150,8 @@ class Run:
 
         path = self.path / PREDICTIONS
         try:
-            return pq.read_table(path.absolute())  # with a colon, a relative path is a URI
+            # with a colon, a relative path is a URI; a directory with a "=" is no partition
+            return pq.read_table(path.absolute(), partitioning=None)
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path} cannot be read, {reason}: {self._state}") from error

@@ -130,10 +130,13 @@ def _find_ineffective(values: ArgumentValues, typed: Mapping[str, Any]) -> Itera
     if values.dataloader_num_workers is None and not values.use_cpu:
         has_workers = True  # the default of an accelerator
     is_recomputing = recomputes(values)
+    recompute = "--activation_checkpointing true"
+    if not hasattr(values, "activation_checkpointing"):
+        recompute = "--gradient_checkpointing true"
     constants = ("constant", "constant_with_warmup")
     requirements = {
-        "activation_checkpointing_kwargs": (is_recomputing, "--activation_checkpointing true"),
-        "gradient_checkpointing_kwargs": (is_recomputing, "--activation_checkpointing true"),
+        "activation_checkpointing_kwargs": (is_recomputing, recompute),
+        "gradient_checkpointing_kwargs": (is_recomputing, recompute),
         "dataloader_multiprocessing_context": (has_workers, "--dataloader_num_workers 1 or more"),
         "dataloader_persistent_workers": (has_workers, "--dataloader_num_workers 1 or more"),
         "dataloader_prefetch_factor": (has_workers, "--dataloader_num_workers 1 or more"),

@@ -1011,6 +1011,9 @@ def test_options_keep_their_names(cli: Cli) -> None:
         if re.match(r"- Removed\b", line)
         for name in re.findall(r"`--(\w+)`", line)
     }
+    if "activation_checkpointing" not in TrainingArguments.__dataclass_fields__:
+        # it has another name in transformers 5.16
+        removed |= {"activation_checkpointing", "activation_checkpointing_kwargs"}
     help_page = cli("text", "--help").stdout
     assert set(names) - set(re.findall(r"^ +--(\w+)", help_page, flags=re.MULTILINE)) <= removed
 
