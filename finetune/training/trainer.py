@@ -328,12 +328,13 @@ class Trainer(transformers.Trainer):
     @contextlib.contextmanager
     def _keep_random_states(self) -> Iterator[None]:
         """Train on from the same random states, whether and how often there are evaluations."""
-        device = self.args.device
-        devices = [] if device.type == "cpu" else [device]
+        devices = []
+        if self.args.device.type == "cuda":
+            devices = [self.args.device]
         python_state = random.getstate()
         numpy_state = np.random.get_state()
         try:
-            with torch.random.fork_rng(devices, device_type=device.type):
+            with torch.random.fork_rng(devices):
                 yield
         finally:
             random.setstate(python_state)
