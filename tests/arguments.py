@@ -292,7 +292,7 @@ ATTEMPTS = [
 ]
 #: transformers 5.16 has only the other name of `activation_checkpointing`.
 _INSTALLED = {field.name for field in dataclasses.fields(TrainingArguments)}
-ATTEMPTS = [attempt for attempt in ATTEMPTS if attempt.name in _INSTALLED]
+ATTEMPTS = [attempt for attempt in ATTEMPTS if attempt.name.partition(".")[0] in _INSTALLED]
 
 
 def all_attempts() -> Iterator[Attempt]:
