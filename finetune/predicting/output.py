@@ -8,6 +8,7 @@ directory, which is then moved into place.
 
 import contextlib
 import csv
+import functools
 import hashlib
 import json
 import shutil
@@ -77,7 +78,7 @@ class Parts:
         if len(paths) != len(self._request.chunks):
             count = f"expected {len(self._request.chunks)} parts, found {len(paths)}"
             raise UserError(f"{self._directory}: {count}; all machines must write to one disk")
-        parts = (pq.read_table(path, partitioning=None) for path in paths)
+        parts = map(functools.partial(pq.read_table, partitioning=None), paths)
         chunks = zip(map(self._request.chunk, self._request.chunks), parts, strict=True)
         write_rows(self._output, self._request, chunks, self._directory)
         shutil.rmtree(self._directory)

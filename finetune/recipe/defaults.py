@@ -23,10 +23,10 @@ _STEP_ROWS = 32
 #: Optimizer steps: so many, and more for each class or target; within these epochs.
 _STEPS, _STEPS_OF_OUTPUT = 100, 5
 _MIN_EPOCHS, _MAX_EPOCHS = 3, 20
-_WARMUP, _FEWEST_TO_WARM = 0.1, 10  # with fewer --max_steps, a step of a tenth of them is much
+_WARMUP, _MIN_STEPS_TO_WARM = 0.1, 10  # with fewer --max_steps, a step of a tenth of them is much
 #: With fewer validation rows, or fewer training rows a class, the last epoch is better than the one
 #: that these validation rows choose.
-_FEWEST_TO_CHOOSE, _FEWEST_OF_CLASS = 100, 30
+_MIN_VALIDATION_ROWS, _MIN_ROWS_OF_CLASS = 100, 30
 _BEST = "load_best_model_at_end"
 
 
@@ -87,8 +87,8 @@ def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
 
 
 def _has_few_rows(recipe: Recipe) -> bool:
-    is_few = len(recipe.splits["train"]) < _FEWEST_OF_CLASS * len(recipe.labels)
-    return is_few or len(recipe.splits["validation"]) < _FEWEST_TO_CHOOSE
+    is_few = len(recipe.splits["train"]) < _MIN_ROWS_OF_CLASS * len(recipe.labels)
+    return is_few or len(recipe.splits["validation"]) < _MIN_VALIDATION_ROWS
 
 
 def with_schedule(
@@ -117,7 +117,7 @@ def with_schedule(
         adapter=recipe.adapter is not None,
         head_only=recipe.freeze == "base",
     )
-    if 0 < values.max_steps < _FEWEST_TO_WARM:
+    if 0 < values.max_steps < _MIN_STEPS_TO_WARM:
         resolved["warmup_steps"] = 0
     if "num_train_epochs" in names:  # those of the table, which end well without a choice
         resolved[_BEST] = False

@@ -67,6 +67,7 @@ class Trainer(transformers.Trainer):
     reschedules = False
     loss_is_scaled_for_ga = True  # compute_loss divides by the rows of the global step
     _resumed: Path | None = None
+    _incomplete: Path | None = None  # the checkpoint that is being written
     _settings: list[dict[str, Any]] = []  # of the optimizer, from the arguments
     _loss: torch.Tensor  # of the steps since the last log
     _total_loss = 0.0  # of the logged steps since the start or the resume
@@ -134,7 +135,9 @@ class Trainer(transformers.Trainer):
         """Return the rows from the longest to the shortest, to pad little; the loop restores the
         order. The library may shuffle them.
         """
-        rows: datasets.Dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(eval_dataset, str):  # the name of one of several
+            rows = self.eval_dataset[eval_dataset]
         lengths = batches.lengths_of(rows, self.args.length_column_name)
         order = np.arange(len(rows)) if lengths is None else np.argsort(-lengths, kind="stable")
         documents = encoding.documents_of(rows) if self.row_loss.pooling else None
@@ -198,23 +201,9 @@ class Trainer(transformers.Trainer):
             UserError: If the checkpoint to resume from is damaged, or there is none.
             RunError: If memory runs out, or a number is not finite.
         """
-        directory = self._directory
         path = str(resume_from_checkpoint) if resume_from_checkpoint else None
         if self.moves_runs_aside:  # else the pipeline has verified it and locked the directory
-            path = path or self.args.resume_from_checkpoint
-            if path in ("last", "true", "True"):
-                newest, problems = checkpoint.newest_complete(directory)
-                if newest is None:
-                    raise UserError(f"no complete checkpoint in {directory}", *problems)
-                path = str(newest)
-            elif path and (reason := checkpoint.problem(Path(path))):
-                raise UserError(f"{path} is damaged: {reason}")
-            if path:
-                checkpoint.refuse_code(path)
-            if self.args.should_save:
-                is_new = not path and (directory / MANIFEST).exists()
-                if moved := occupy(directory, moves_aside=is_new):
-                    logging.getLogger("finetune").warning(moved)
+            path = self._occupy(path or self.args.resume_from_checkpoint)
         self._resumed = Path(path) if path else None
         if path:
             self._require_all_weights(Path(path))
@@ -222,7 +211,8 @@ class Trainer(transformers.Trainer):
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         self._limit = limit
         if self.args.profile and self.is_world_process_zero():
-            self.callback.profiler = make_profiler(self.args.profile, directory / "profile")
+            place = self._directory / "profile"
+            self.callback.profiler = make_profiler(self.args.profile, place)
         try:
             with self.callback.profiler or contextlib.nullcontext(), self._explained_saves():
                 output = super().train(path, *args, **kwargs)
@@ -230,14 +220,30 @@ class Trainer(transformers.Trainer):
                 self._delete_replaced()
         finally:
             self.args.save_total_limit = limit
-            last = self._checkpoint_path()
-            if self.args.should_save and not (last / Checkpoint.NAME).exists():
-                shutil.rmtree(last, ignore_errors=True)  # the disk may be full
+            self._delete_incomplete()
             if self.moves_runs_aside and self.args.should_save:
-                files.unlock(directory)
+                files.unlock(self._directory)
         if self.is_fsdp_enabled:  # the final model is saved whole, checkpoints are sharded
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         return output._replace(training_loss=output.metrics["train_loss"])
+
+    def _occupy(self, path: str | None) -> str | None:
+        """Lock the output directory, and return the checkpoint to resume from, which is checked."""
+        directory = self._directory
+        if path in ("last", "true", "True"):
+            newest, problems = checkpoint.newest_complete(directory)
+            if newest is None:
+                raise UserError(f"no complete checkpoint in {directory}", *problems)
+            path = str(newest)
+        elif path and (reason := checkpoint.problem(Path(path))):
+            raise UserError(f"{path} is damaged: {reason}")
+        if path:
+            checkpoint.refuse_code(path)
+        if self.args.should_save:
+            is_new = not path and (directory / MANIFEST).exists()
+            if moved := occupy(directory, moves_aside=is_new):
+                logging.getLogger("finetune").warning(moved)
+        return path
 
     def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any) -> torch.Tensor:
         """Name the step and the shape of its micro-batch if memory runs out."""
@@ -252,7 +258,7 @@ class Trainer(transformers.Trainer):
         """Log the mean loss of the steps since the last log, also of those before a resume, and at
         the end the mean of the steps since the start or the resume.
         """
-        if "loss" in logs:
+        if {"loss", "learning_rate"} <= logs.keys():  # of the library, not of the user
             loss = self.accelerator.gather(self._loss).mean().item()
             self._loss.zero_()
             self._total_loss += loss
@@ -376,6 +382,7 @@ class Trainer(transformers.Trainer):
             if (path / Checkpoint.NAME).exists():
                 checkpoint.set_aside(path, "replaced")
             shutil.rmtree(path, ignore_errors=True)
+        self._incomplete = path
         distributed.gather(None)
 
     def complete_checkpoint(self) -> None:
@@ -387,11 +394,18 @@ class Trainer(transformers.Trainer):
             pending = {"loss_by_process": distributed.gather(self._loss.item())}
             if self.args.should_save:
                 checkpoint.complete(path, configuration=self.configuration, pending=pending)
+        self._incomplete = None
         if self.args.should_save:
             if self.state.global_step > self._first_step:  # else the training resumes from it
                 self._delete_replaced()
             rotate_checkpoints(str(self._directory), self._limit, self.state.best_model_checkpoint)
         distributed.gather(None)  # no process reads it before it is complete
+
+    def _delete_incomplete(self) -> None:
+        """Delete the checkpoint that could not be written: the disk may be full."""
+        if self._incomplete is not None and self.args.should_save:
+            shutil.rmtree(self._incomplete, ignore_errors=True)
+        self._incomplete = None
 
     def _delete_replaced(self) -> None:
         for replaced in self._directory.glob("replaced-checkpoint-*"):
@@ -401,8 +415,9 @@ class Trainer(transformers.Trainer):
         """Explain errors while a checkpoint is written, and those that nobody else explains."""
 
         def work() -> str:
-            path = self._checkpoint_path()
-            return f"writing {path.name}" if path.exists() else "the training"
+            if self._incomplete is None:
+                return "the training"
+            return f"writing {self._incomplete.name}"
 
         return explained(self.args, work)
 
@@ -416,11 +431,13 @@ class Trainer(transformers.Trainer):
         """Save outside of the library's loop, which has no public method for that."""
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            is_saved = internals.save_checkpoint(self)
+            with self._explained_saves():
+                is_saved = internals.save_checkpoint(self)
+            if is_saved:
+                self.complete_checkpoint()
         finally:
             self.args.save_total_limit = limit
-        if is_saved:
-            self.complete_checkpoint()
+            self._delete_incomplete()
 
     def _require_all_weights(self, directory: Path) -> None:
         """Refuse a directory that lacks weights of the model: the library only warns when it loads
@@ -486,28 +503,30 @@ class Trainer(transformers.Trainer):
             state.best_model_checkpoint = str(best)
         if self.reschedules:
             self._apply_settings()
-        losses = Checkpoint.read(self._resumed).pending.get("loss_by_process", [0.0])
-        mean = sum(losses) / len(losses)
-        is_same_job = len(losses) == self.args.world_size
-        self._loss += losses[self.args.process_index] if is_same_job else mean
-        self._total_loss -= mean  # train_loss covers the steps since the resume
-        logged = [entry["step"] for entry in state.log_history if "loss" in entry]
-        self._last_logged_step = int(max(logged, default=0))
+        self._resume_losses(Checkpoint.read(self._resumed).pending.get("loss_by_process", [0.0]))
         self.callback.on_evaluate(self.args, state, self.control)  # it may have stopped early
-        entries = [entry for entry in state.log_history if entry["step"] == state.global_step]
-        is_evaluated = any("eval_loss" in entry for entry in entries)
-        epoch = state.epoch or 0.0
         control = DefaultFlowCallback().on_step_end(self.args, state, self.control)
-        if float(epoch).is_integer() or state.global_step >= state.max_steps:
+        if float(state.epoch or 0.0).is_integer() or state.global_step >= state.max_steps:
             DefaultFlowCallback().on_epoch_end(self.args, state, control)
         if control.should_log and state.global_step > self._last_logged_step:
             self.log({"loss": 0.0, "learning_rate": self._learning_rate()})
+        entries = [entry for entry in state.log_history if entry["step"] == state.global_step]
+        is_evaluated = any("eval_loss" in entry for entry in entries)
         if control.should_evaluate and not is_evaluated:
             has_random_states = internals.load_random_states(self, str(self._resumed))
             self._note_best(self.evaluate())
             if has_random_states:
                 self._save_now()
         control.should_log = control.should_evaluate = control.should_save = False
+
+    def _resume_losses(self, losses: list[float]) -> None:
+        """Continue the sum of the steps since the last log, whose part each process has saved."""
+        mean = sum(losses) / len(losses)
+        is_same_job = len(losses) == self.args.world_size
+        self._loss += losses[self.args.process_index] if is_same_job else mean
+        self._total_loss -= mean  # train_loss covers the steps since the resume
+        logged = [entry["step"] for entry in self.state.log_history if "loss" in entry]
+        self._last_logged_step = int(max(logged, default=0))
 
     def _note_best(self, metrics: Mapping[str, float]) -> None:
         """Note whether an evaluation is the best, as the library does in a training."""
@@ -520,7 +539,9 @@ class Trainer(transformers.Trainer):
             scheduler.step(value)
         state = self.state
         sign = 1 if self.args.greater_is_better else -1
-        if state.best_metric is None or sign * value > sign * state.best_metric:
+        if state.best_metric is None:
+            state.best_metric = -sign * math.inf
+        if sign * value > sign * state.best_metric:  # never if it is NaN
             state.best_metric = value
             state.best_global_step = state.global_step
 

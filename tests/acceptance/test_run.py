@@ -1293,6 +1293,27 @@ def test_the_trainer_and_the_stock_trainer_have_the_losses_of_a_loop(
     assert len(parts["eval_dataset"]) == 19
 
 
+@pytest.mark.contract("A9", "A11")
+def test_the_trainer_deletes_no_checkpoint_of_others_and_evaluates_several_data_sets(
+    reviews: Path, bert: Path, tmp_path: Path
+) -> None:
+    foreign = tmp_path / "run" / "checkpoint-2"
+    foreign.mkdir(parents=True)
+    (foreign / "model.safetensors").write_text("of another trainer")
+    recipe = Text(dataset=str(reviews), model=str(bert), max_length=64, head="random")
+    options = dict(precision="fp32", max_steps=2, save_strategy="no", eval_strategy="no")
+    trainer = recipe.trainer(output_dir=str(tmp_path / "run"), disable_tqdm=True, **options)
+    trainer.train()
+    assert (foreign / "model.safetensors").read_text() == "of another trainer"
+    rows = trainer.eval_dataset
+    trainer.eval_dataset = {"first": rows.select(range(8)), "all": rows}
+    scores = trainer.evaluate()
+    assert scores["eval_all_loss"] == pytest.approx(trainer.evaluate(rows)["eval_loss"])
+    assert "eval_first_loss" in scores
+    trainer.log({"loss": 1.5})  # of the user: no step is added up
+    assert trainer.state.log_history[-1]["loss"] == 1.5
+
+
 @pytest.mark.contract("A11")
 def test_old_names_of_recipes_work_for_one_release(reviews: Path, bert: Path) -> None:
     """A call works with a warning that names the successor; an override is refused."""
