@@ -22,7 +22,7 @@ from finetune.data.targets import values
 from finetune.data.tokenize import read_by_model
 from finetune.errors import RunError, UserError
 from finetune.export import FOLDER
-from finetune.export.engines import Session
+from finetune.export.engines import OnnxSession
 from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export, Facts, sha256
 from finetune.export.module import facts_of
 from finetune.export.quantization import quantize_weights
@@ -233,7 +233,7 @@ def _write_tokenizer(source: Any, facts: Facts, path: Path) -> None:
 
 def _measure(directory: Path, facts: Facts) -> dict[str, Any]:
     """Return the size of the model, and the median milliseconds for a row of 32 tokens."""
-    session = Session(directory, facts)
+    session = OnnxSession(directory, facts)
     tokens = np.ones((1, min(32, facts.encoding["max_length"])), np.int64)
     row = {name: tokens * (name != "token_type_ids") for name in facts.inputs}
     if end := facts.encoding["eos_token"]:  # BART and T5 read the text there

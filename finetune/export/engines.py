@@ -12,10 +12,10 @@ from joblib import cpu_count
 
 from finetune.errors import RunError, UserError
 from finetune.export.files import MODEL, Facts
-from finetune.predicting.inference import Batch
+from finetune.predicting.inference import Batch, Session
 
 
-class Session:
+class OnnxSession(Session):
     """The model of an export, loaded by an engine. Several threads may call it at once.
 
     Args:

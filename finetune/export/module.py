@@ -8,7 +8,7 @@ import torch
 
 from finetune.errors import UserError
 from finetune.export import require_engine
-from finetune.export.engines import Session
+from finetune.export.engines import OnnxSession
 from finetune.export.files import Export, Facts, digest_of_model
 from finetune.predicting import Options
 from finetune.recipe import TextRecipe
@@ -66,7 +66,7 @@ class SessionModule(torch.nn.Module):
         return {"logits": torch.from_numpy(logits).to(input_ids.device)}
 
 
-def engine_session(run: Run, options: Options, workers: int = 0) -> Session | None:
+def engine_session(run: Run, options: Options, workers: int = 0) -> OnnxSession | None:
     """Return the export of a run, loaded by the engine that options name; None for torch.
 
     With ``workers``, as many threads compute batches at once, each on one core.
@@ -82,4 +82,4 @@ def engine_session(run: Run, options: Options, workers: int = 0) -> Session | No
         if (typed := getattr(options, name)) not in (None, value):
             raise UserError(f"--{name} {typed}: --engine {engine} expects {value}")
     export = Export.of_run(run.path, engine)
-    return Session(export.path, export.facts, engine, workers)
+    return OnnxSession(export.path, export.facts, engine, workers)

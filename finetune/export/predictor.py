@@ -127,10 +127,10 @@ class Predictor:
             kernels = self._run.manifest.arguments.get("cpu_kernels", "auto")
             tokenizer = self._recipe.processing_class()
             return TextInference(tokenizer, self.facts, TorchSession(model, cpu_kernels=kernels))
-        from finetune.export.engines import Session
+        from finetune.export.engines import OnnxSession
 
         path, has_classes = self._export.path, self.facts.function is not None
-        session = Session(path, self.facts, self.engine, bf16=has_classes)
+        session = OnnxSession(path, self.facts, self.engine, bf16=has_classes)
         return TextInference(FastTokenizer(path, self.facts), self.facts, session)
 
     def _rows(self, batch: Any) -> list[Any]:

@@ -72,20 +72,20 @@ class TextInference(Inference):
         super().__init__(session)
         encoding = facts.encoding
         self._encoder = Encoder(tokenizer, encoding["max_length"], len(encoding["columns"]))
-        is_cut = encoding["long_texts"] == "cut"
-        self._windows = None if is_cut else Windows(self._encoder, encoding["stride"])
+        self._encoding = encoding
         self._padding, self._min_tokens = facts.padding, min_tokens
         self._inputs = [name for name in facts.inputs if name in session.inputs]
         self.width = max(1, len(facts.labels))
         self.pooling = encoding["pooling"]
 
     def _encode(self, values: list[Any]) -> Encoded:
-        if self._windows is None:
+        if self._encoding["long_texts"] == "cut":
             inputs = to_rows(self._encoder(values))
             rows = np.arange(len(values))
         else:
-            numbers, windows = zip(*self._windows.rows(values), strict=True)
-            inputs = list(windows)
+            windows = Windows(self._encoder, self._encoding["stride"])
+            numbers, tokenized = zip(*windows.rows(values), strict=True)
+            inputs = list(tokenized)
             rows = np.array(numbers)
         for place, row in enumerate(inputs):
             # some tokenizers have no token for an empty text, whose answer depends on the padding

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from finetune.export.engines import Session
+from finetune.export.engines import OnnxSession
 from finetune.export.files import Facts
 from finetune.export.text import FastTokenizer, TextInference
 from finetune.runs.run import Run
@@ -54,7 +54,7 @@ class Verification:
             See :func:`finetune.statistics.scored.agreement`; ``neighbours`` has the same for the
             answers to a row in a batch, alone, and padded to the greatest length.
         """
-        tokenizer, session = FastTokenizer(directory, facts), Session(directory, facts)
+        tokenizer, session = FastTokenizer(directory, facts), OnnxSession(directory, facts)
         export = TextInference(tokenizer, facts, session)
         outputs = export(self._texts)
         alone, padded = outputs.copy(), outputs.copy()

@@ -17,7 +17,6 @@ from finetune.data.corrections import FILE
 from finetune.errors import Report, UserError, counted
 from finetune.export.module import engine_session
 from finetune.pipeline.events import Advanced, Progress, ignore
-from finetune.predicting.inference import Session
 from finetune.predicting.model import predict_chunks
 from finetune.predicting.output import Parts, write_rows
 from finetune.predicting.request import STANDARD_INPUT, Request, parse_options
@@ -71,10 +70,10 @@ def predict(
     Raises:
         UserError: If the data or the options are not what the run can predict.
     """
-    request, session = _request(run, None, options, trust_recipe, Report(), data=data)
+    request = _request(run, None, options, trust_recipe, Report(), data=data)
     columns: dict[str, list[Any]] = {name: [] for name in request.added}
     rows = 0
-    for _, chunk, added in predict_chunks(request, session, request.chunks):
+    for _, chunk, added in predict_chunks(request, request.chunks):
         for name, values in columns.items():
             values += added.column(name).to_pylist()
         rows += len(chunk)
@@ -120,7 +119,7 @@ def predict_file(
     resumable = None if str(source) == STANDARD_INPUT else path
     ranks = distributed.ranks()
 
-    def prepare() -> tuple[Request, Session | None, Parts | None]:
+    def prepare() -> tuple[Request, Parts | None]:
         errors = Report()
         if path:
             _check_output(path, source, errors)
@@ -128,12 +127,11 @@ def predict_file(
             errors.error(
                 "--resume, and several processes, need --output and an INPUT that can be read again"
             )
-        request, session = _request(run, source, options, trust_recipe, errors, path)
-        return request, session, Parts(resumable, request, resume) if resumable else None
+        request = _request(run, source, options, trust_recipe, errors, path)
+        return request, Parts(resumable, request, resume) if resumable else None
 
-    use_cpu = not torch.accelerator.is_available()
-    distributed.join_process_group(None, _MAX_WAIT, use_cpu=use_cpu)
-    request, session, parts = distributed.main_process_first(prepare, share=False)
+    distributed.join_process_group(None, _MAX_WAIT, use_cpu=not torch.accelerator.is_available())
+    request, parts = distributed.main_process_first(prepare, share=False)
     complete = parts.complete if parts else {}
     before = sum(complete.values())
     rows = request.total or 0
@@ -142,7 +140,7 @@ def predict_file(
     def predicted(numbers: Iterable[int]) -> Iterator[tuple[int, Any, pa.Table]]:
         nonlocal rows
         rows_done = 0
-        for number, chunk, added in predict_chunks(request, session, numbers):
+        for number, chunk, added in predict_chunks(request, numbers):
             rows_done += len(chunk)
             rows = request.total or rows_done
             # the other processes have done about as many
@@ -180,8 +178,8 @@ def _request(
     report: Report,
     output: Path | None = None,
     data: Any = None,
-) -> tuple[Request, Session | None]:
-    """Return a request with its rows, and the session of an engine; None for torch.
+) -> Request:
+    """Return a request with its rows.
 
     Args:
         run: As in :func:`predict`.
@@ -196,14 +194,14 @@ def _request(
         options = parse_options(values, report)
         run = Run.load(run, trust_recipe=trust_recipe)
         session = engine_session(run, options, workers=hardware.use_threads(None))
-        request = Request.build(run, source, options, output)
+        request = Request.build(run, source, output, options, session)
         request.check_options(report)
         frame = None
         if source is None:
             frame = _frame(data, list(request.choose_columns()))
         request = request.open(frame)
     report.raise_errors()
-    return request, session
+    return request
 
 
 def _frame(data: Any, columns: list[str]) -> pd.DataFrame:

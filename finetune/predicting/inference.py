@@ -18,13 +18,12 @@ from finetune.data.lengths import cut_by_length
 
 _CHARACTERS_AT_ONCE = 2**20  # to encode, each text counted as long as the longest
 _MAX_WAITING_BATCHES = 256  # batches: a text of megabytes has many windows
-_ROWS_WITHOUT_LENGTH = 64  # of a batch, where rows have no tokens
 _Logits = Callable[[], np.ndarray]
 #: The logits of each batch, with the row of each of its inputs; and which rows have a value.
 Submission = tuple[list[tuple[_Logits, np.ndarray]], np.ndarray]
-#: Inputs of a model; the row of each, ``(inputs,)``; and their tokens, ``(inputs,)``, or None if
-#: they are no tokens. A long text may be several inputs, its windows.
-Encoded = tuple[Sequence[Mapping[str, Any]], np.ndarray, np.ndarray | None]
+#: Inputs of a model; the row of each; and how many tokens each counts, both of shape ``(inputs,)``.
+#: A long text may be several inputs, its windows.
+Encoded = tuple[Sequence[Mapping[str, Any]], np.ndarray, np.ndarray]
 #: The arrays or tensors that a model takes, by name, shape ``(inputs, ...)``.
 Batch = Mapping[str, Any]
 
@@ -101,8 +100,6 @@ class Inference(ABC):
         sizes = [len("".join(row)) if isinstance(row, (str, tuple)) else 1 for row in rows]
         for numbers in cut_by_length(np.array(sizes), _CHARACTERS_AT_ONCE):
             inputs, documents, lengths = self._encode([rows[number] for number in numbers])
-            if lengths is None:
-                lengths = np.full(len(inputs), max(1, self.batch_tokens // _ROWS_WITHOUT_LENGTH))
             for places in cut_by_length(lengths, self.batch_tokens, self._max_rows):
                 logits: _Logits = functools.partial(self._compute, inputs, places)
                 if self._executor:

@@ -27,10 +27,11 @@ from finetune.predicting.request import STANDARD_INPUT, Request, read_lines
 from finetune.recipe import TextRecipe
 from finetune.runtime import distributed, hardware
 
+_ROWS_WITHOUT_LENGTH = 64  # of a batch, where rows have no tokens
 _LABELS = ("label", "labels", "label_ids")
 
 
-class TorchSession:
+class TorchSession(Session):
     """Computes the logits of batches with torch.
 
     Args:
@@ -77,13 +78,11 @@ class TorchSession:
 class RecipeInference(Inference):
     """Predicts the rows of a request, prepared as the recipe of its run does in training.
 
-    Args:
-        request: What is predicted.
-        session: That of an engine; None to load the model with torch.
+    Unless the request has a session, the model is loaded with torch.
     """
 
-    def __init__(self, request: Request, session: Session | None) -> None:
-        options = request.options
+    def __init__(self, request: Request) -> None:
+        options, session = request.options, request.session
         if session is None:
             model = request.recipe.load_model(request.run.path, request.run.labels).eval()
             is_bf16 = options.precision == "bf16"
@@ -122,7 +121,7 @@ class RecipeInference(Inference):
         if self._request.run.manifest.arguments.get("remove_unused_columns", True):
             names = [column for column in prepared.column_names if column in self._names]
             prepared = prepared.select_columns(names)
-        lengths = None
+        lengths = np.full(len(prepared), max(1, self.batch_tokens // _ROWS_WITHOUT_LENGTH))
         if "input_ids" in prepared.column_names:
             lengths = np.array(list(map(len, prepared["input_ids"])))
         return prepared, rows, lengths
@@ -149,20 +148,17 @@ class RecipeInference(Inference):
         return rows.add_column("label", [label] * len(values), feature=feature)
 
 
-def predict_chunks(
-    request: Request, session: Session | None, numbers: Iterable[int]
-) -> Iterator[tuple[int, Any, pa.Table]]:
+def predict_chunks(request: Request, numbers: Iterable[int]) -> Iterator[tuple[int, Any, pa.Table]]:
     """Yield number and rows of chunks, and the columns that are added to them.
 
     Args:
         request: With the rows of its input.
-        session: Computes batches; None for torch.
         numbers: Those of the chunks. All lines of the standard input are predicted.
 
     Raises:
         UserError: If memory runs out, or if a row cannot be predicted.
     """
-    inference = RecipeInference(request, session)
+    inference = RecipeInference(request)
     chunks: Iterable[Any] = ((number, request.chunk(number)) for number in numbers)
     if request.kind == STANDARD_INPUT:
         chunks = enumerate(read_lines(request.rows))

@@ -23,6 +23,7 @@ from finetune.data.read_text import ReadOptions, refuse_half_characters
 from finetune.errors import Report, UserError, counted, suggestion
 from finetune.models import cpu
 from finetune.predicting import FILES, READING, Options
+from finetune.predicting.inference import Session
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hardware
@@ -76,6 +77,7 @@ class Request:
             ``folder`` (of images, or a single one).
         name: What messages call the input.
         suffix: The format that is written: a suffix, or ``a frame``.
+        session: That of an engine; None for torch.
         rows: A table of pyarrow, or of pandas if it is in memory; none of the standard input.
         columns_read: The columns that the model reads, with the option that names each.
         added: The names of the added columns, which the input does not have.
@@ -91,6 +93,7 @@ class Request:
     kind: str
     name: str
     suffix: str
+    session: Session | None
     rows: Any = ()
     columns_read: Mapping[str, str] = field(default_factory=dict)
     added: Sequence[str] = ()
@@ -99,15 +102,21 @@ class Request:
 
     @classmethod
     def build(
-        cls, run: Run, source: str | Path | None, options: Options, output: Path | None = None
+        cls,
+        run: Run,
+        source: str | Path | None,
+        output: Path | None,
+        options: Options,
+        session: Session | None,
     ) -> Self:
         """Return the request of a user; its input is not read.
 
         Args:
             run: The run that predicts.
             source: A file, a folder, ``-``, or None for rows in memory.
-            options: Those of :func:`parse_options`; None is replaced by the default for this run.
             output: The file to write, if it is one.
+            options: Those of :func:`parse_options`.
+            session: That of the engine in the options; None for torch.
         """
         run.require_model()
         recipe = run.recipe(scores=False)
@@ -121,8 +130,8 @@ class Request:
         elif kind not in read.READABLE or path.is_dir():
             kind = "folder"
         suffix = output.suffix if output else _FORMATS.get(kind, ".csv")
-        options = _with_defaults(options, run, recipe)
-        return cls(run, recipe, run.kind, options, path, kind, name, suffix)
+        options = _with_defaults(options, run, recipe, session)
+        return cls(run, recipe, run.kind, options, path, kind, name, suffix, session)
 
     def check_options(self, report: Report) -> None:
         """Report flags that have no effect on this input, output and model."""
@@ -301,12 +310,12 @@ class Request:
         )
 
 
-def _with_defaults(options: Options, run: Run, recipe: Recipe) -> Options:
+def _with_defaults(options: Options, run: Run, recipe: Recipe, session: Session | None) -> Options:
     precision = "fp32"
-    is_torch = options.engine in (None, "torch")
     # bf16 changes probabilities by less than 0.02, but leaves a regression with three digits
     is_classifier = run.kind.has_probabilities and isinstance(recipe, TextRecipe)
-    if is_torch and is_classifier and hardware.prefers_bf16(distributed.device().type):
+    device = distributed.device().type
+    if session is None and is_classifier and hardware.prefers_bf16(device):
         precision = "bf16"
     return replace(
         options,
