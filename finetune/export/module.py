@@ -46,7 +46,7 @@ def facts_of(run: Run, recipe: Any) -> Facts:
 class SessionModule(torch.nn.Module):
     """A model whose logits an engine computes; it has no weights."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: OnnxSession) -> None:
         super().__init__()
         self._session = session
 
