@@ -129,8 +129,8 @@ class Predictor:
             return TextInference(tokenizer, self.facts, TorchSession(model, cpu_kernels=kernels))
         from finetune.export.engines import OnnxSession
 
-        path, has_classes = self._export.path, self.facts.function is not None
-        session = OnnxSession(path, self.facts, self.engine, bf16=has_classes)
+        path = self._export.path
+        session = OnnxSession(path, self.facts, self.engine, bf16=self.facts.function is not None)
         return TextInference(FastTokenizer(path, self.facts), self.facts, session)
 
     def _rows(self, batch: Any) -> list[Any]:
@@ -140,7 +140,7 @@ class Predictor:
         if isinstance(batch, Mapping) or hasattr(batch, "columns"):
             self._check_columns(list(map(str, getattr(batch, "columns", batch))))
             columns = [list(batch[name]) for name in self._names]
-            batch = list(zip(*columns, strict=True))
+            batch = zip(*columns, strict=True)
         rows: list[Any] = []
         for number, row in enumerate(batch, 1):
             values = row if isinstance(row, tuple) else (row,)

@@ -69,12 +69,12 @@ class TextInference(Inference):
     """
 
     def __init__(self, tokenizer: Any, facts: Facts, session: Session, min_tokens: int = 0) -> None:
-        super().__init__(session)
         encoding = facts.encoding
         self._encoder = Encoder(tokenizer, encoding["max_length"], len(encoding["columns"]))
         self._encoding = encoding
         self._padding, self._min_tokens = facts.padding, min_tokens
         self._inputs = [name for name in facts.inputs if name in session.inputs]
+        self.session = session
         self.width = max(1, len(facts.labels))
         self.pooling = encoding["pooling"]
 

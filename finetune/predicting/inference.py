@@ -44,31 +44,21 @@ class Session(Protocol):
 class Inference(ABC):
     """A loaded model: values of rows in, logits out.
 
-    Args:
+    Attributes:
         session: Computes batches.
+        width: The number of outputs of the model.
+        pooling: How the outputs of windows become those of their text, ``mean`` or ``max``.
         batch_tokens: Tokens of a batch with padding, unless one row has more.
         max_rows: Rows of a batch; None for as many as have these tokens.
         executor: Computes several batches at once; None for the thread of the caller.
-
-    Attributes:
-        width: The number of outputs of the model.
-        pooling: How the outputs of windows become those of their text, ``mean`` or ``max``.
     """
 
+    session: Session
     width: int
     pooling: str
-
-    def __init__(
-        self,
-        session: Session,
-        batch_tokens: int = 8192,
-        max_rows: int | None = 32,
-        executor: Executor | None = None,
-    ) -> None:
-        self.batch_tokens = batch_tokens
-        self._session = session
-        self._max_rows = max_rows
-        self._executor = executor
+    batch_tokens: int = 8192
+    max_rows: int | None = 32
+    executor: Executor | None = None
 
     @abstractmethod
     def _encode(self, values: list[Any]) -> Encoded:
@@ -80,8 +70,8 @@ class Inference(ABC):
 
     def close(self) -> None:
         """End the threads; batches that are waiting are not computed."""
-        if self._executor:
-            self._executor.shutdown(cancel_futures=True)
+        if self.executor:
+            self.executor.shutdown(cancel_futures=True)
 
     def __call__(self, values: Sequence[Any]) -> np.ndarray:
         """Return the logits of rows, see :meth:`submit` and :meth:`logits`."""
@@ -100,12 +90,12 @@ class Inference(ABC):
         sizes = [len("".join(row)) if isinstance(row, (str, tuple)) else 1 for row in rows]
         for numbers in cut_by_length(np.array(sizes), _CHARACTERS_AT_ONCE):
             inputs, documents, lengths = self._encode([rows[number] for number in numbers])
-            for places in cut_by_length(lengths, self.batch_tokens, self._max_rows):
+            for places in cut_by_length(lengths, self.batch_tokens, self.max_rows):
                 logits: _Logits = functools.partial(self._compute, inputs, places)
-                if self._executor:
-                    logits = self._executor.submit(logits).result
+                if self.executor:
+                    logits = self.executor.submit(logits).result
                 batches.append((logits, numbers[documents[places]]))
-            if self._executor and len(batches) > _MAX_WAITING_BATCHES:
+            if self.executor and len(batches) > _MAX_WAITING_BATCHES:
                 batches[-_MAX_WAITING_BATCHES][0]()  # until memory for more is free
         return batches, has_value
 
@@ -122,4 +112,4 @@ class Inference(ABC):
         return logits
 
     def _compute(self, inputs: Sequence[Mapping[str, Any]], places: np.ndarray) -> np.ndarray:
-        return self._session(self._collate([inputs[int(place)] for place in places]))
+        return self.session(self._collate([inputs[int(place)] for place in places]))

@@ -88,14 +88,16 @@ class RecipeInference(Inference):
             is_bf16 = options.precision == "bf16"
             session = TorchSession(model, bf16=is_bf16, cpu_kernels=options.cpu_kernels)
         device = distributed.device().type
+        threads = 1
+        one_thread = None
         if device == "cpu":
+            threads = hardware.use_threads(None)
             # a new thread of torch starts with as many threads of its own as there are cores
             one_thread = partial(torch.set_num_threads, 1)
-            executor = ThreadPoolExecutor(hardware.use_threads(None), initializer=one_thread)
-        else:
-            executor = ThreadPoolExecutor(1)
-        batch_tokens = options.batch_tokens or default_budget(device)
-        super().__init__(session, batch_tokens, None, executor)
+        self.session = session
+        self.batch_tokens = options.batch_tokens or default_budget(device)
+        self.max_rows = None
+        self.executor = ThreadPoolExecutor(threads, initializer=one_thread)
         self._request = request
         self._names = {*session.inputs, *_LABELS}
         self._collator = request.recipe.data_collator()
