@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
-#: Tokens of a batch in a prediction. On a CPU the activations of a layer nearly fit into its cache.
-_TOKENS_ON_CPU, _TOKENS_ON_ACCELERATOR = 1024, 65_536
 #: Rows are padded to a multiple of this many tokens, which makes matrix products faster.
 PADDED_TO = 8
 
 
 def default_budget(device_type: str) -> int:
     """Return the tokens of a batch in a prediction, padding included."""
-    return _TOKENS_ON_CPU if device_type == "cpu" else _TOKENS_ON_ACCELERATOR
+    # on a CPU the activations of a layer then nearly fit into its cache
+    return 1024 if device_type == "cpu" else 65_536
 
 
 def cut(lengths: Sequence[int] | np.ndarray, budget: int, max_rows: int | None = None) -> list[int]:

@@ -134,19 +134,17 @@ def predict_file(
     request, parts = distributed.main_process_first(prepare, share=False)
     complete = parts.complete if parts else {}
     before = sum(complete.values())
-    rows = request.total or 0
+    rows = before
     started = time.perf_counter()
 
     def predicted(numbers: Iterable[int]) -> Iterator[tuple[int, Any, pa.Table]]:
         nonlocal rows
-        rows_done = 0
         for number, chunk, added in predict_chunks(request, numbers):
-            rows_done += len(chunk)
-            rows = request.total or rows_done
-            # the other processes have done about as many
-            rows_of_all = min(before + rows_done * ranks.world_size, rows)
+            rows += len(chunk) * ranks.world_size  # the others have done about as many
+            if request.total:
+                rows = min(rows, request.total)
             if ranks.rank == 0:
-                progress(Advanced("predicted", rows_of_all, request.total))
+                progress(Advanced("predicted", rows, request.total))
             yield number, chunk, added
 
     if parts is None:
@@ -157,6 +155,7 @@ def predict_file(
             parts.write(number, added)
         distributed.gather(None)  # wait for the others
         distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
+    rows = request.total or rows
     seconds = time.perf_counter() - started
     if parts and ranks.rank == 0:
         parts.join()

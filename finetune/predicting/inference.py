@@ -87,8 +87,11 @@ class Inference(ABC):
         has_value = np.array([value is not None for value in values], dtype=bool)
         rows = [value for value in values if value is not None]
         batches: list[tuple[_Logits, np.ndarray]] = []
-        sizes = [len("".join(row)) if isinstance(row, (str, tuple)) else 1 for row in rows]
-        for numbers in cut_by_length(np.array(sizes), _CHARACTERS_AT_ONCE):
+        sizes = np.ones(len(rows), dtype=np.int64)
+        if self.executor:  # which computes the longest texts while others are encoded
+            characters = [len("".join(row)) if isinstance(row, (str, tuple)) else 1 for row in rows]
+            sizes = np.array(characters)
+        for numbers in cut_by_length(sizes, _CHARACTERS_AT_ONCE):
             inputs, documents, lengths = self._encode([rows[number] for number in numbers])
             for places in cut_by_length(lengths, self.batch_tokens, self.max_rows):
                 logits: _Logits = functools.partial(self._compute, inputs, places)

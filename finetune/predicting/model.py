@@ -72,7 +72,7 @@ class TorchSession(Session):
                 logits: torch.Tensor = self._model(**tensors)["logits"]
             return logits.float().reshape(len(logits), -1).cpu().numpy()
         except torch.OutOfMemoryError as error:
-            raise MemoryError(str(error)) from error
+            raise MemoryError from error
 
 
 class RecipeInference(Inference):

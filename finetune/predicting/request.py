@@ -193,13 +193,12 @@ class Request:
             while name in names:
                 name = f"predicted {name}"
             added.append(name)
-        columns = [*names, *added]
         return replace(
             self,
             rows=rows,
             columns_read=columns_read,
             added=added,
-            columns=columns,
+            columns=[*names, *added],
             file_facts=file_facts,
         )
 
