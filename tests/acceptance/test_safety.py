@@ -1139,8 +1139,13 @@ def test_escapes_in_an_output_are_shown(
     """
     typed, status, names = ESCAPED[case]
     write_inputs(tmp_path / "in\x1b[31m.jsonl")
-    if case == "compare":
-        shutil.copytree(hostile_run.path, tmp_path / "other\x1b[31m")
+    if case == "compare":  # with a run that predicts the other class for each row
+        other = shutil.copytree(hostile_run.path, tmp_path / "other\x1b[31m")
+        table = pd.read_parquet(other / "predictions.parquet")
+        swapped = dict(zip(LABELS.values(), reversed(LABELS.values()), strict=True))
+        columns = {f"probability of {a}": f"probability of {b}" for a, b in swapped.items()}
+        table["prediction"] = table["prediction"].map(swapped)
+        table.rename(columns=columns)[list(table)].to_parquet(other / "predictions.parquet")
     model = {name: hostile_options[name] for name in ("model", "task", "label_column")}
     places = {
         "RUN": [hostile_run.path],
