@@ -21,6 +21,7 @@ import xxhash
 from finetune import Run
 from finetune.runtime import hub
 from tests.acceptance.conftest import flags
+from tests.acceptance.data import write_reviews
 from tests.acceptance.test_training import assert_identical, checkpoints
 from tests.jobs import wait_until
 
@@ -106,9 +107,11 @@ def test_a_run_whose_head_was_fitted_is_killed(
     start: Start, words: list[str], pretrained_bert: Path, tmp_path: Path
 ) -> None:
     """It ends like an uninterrupted one."""
-    options: dict[str, Any] = dict(model=pretrained_bert, hidden_dropout=0.1, learning_rate=1e-4)
-    options |= dict(max_steps=60, save_steps=15, eval_steps=15, resume=True)
-    typed = [*words[:3], *flags(**options), "--output_dir"]
+    reviews = write_reviews(tmp_path / "reviews.csv")  # whose labels the head can predict
+    options: dict[str, Any] = dict(dataset=reviews, model=pretrained_bert, hidden_dropout=0.1)
+    options |= dict(label_column="label", max_length=64, learning_rate=1e-4, resume=True)
+    options |= dict(max_steps=60, save_steps=15, eval_steps=15)
+    typed = [words[0], *flags(**options), "--output_dir"]
     run, log = tmp_path / "run", tmp_path / "log"
     for step in (15, 30):
         process = start([*typed, str(run)], log)
