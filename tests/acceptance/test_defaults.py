@@ -236,7 +236,7 @@ def write_clauses(path: Path) -> Path:
     draw = random.Random(0)
     rows = []
     for number in range(240):
-        label = ("bad", "good")[number % 2]
+        label = ("bad", "good")[number % 3 == 0]
         words = data.WORDS[label if draw.random() < 0.9 else "mixed"]
         clause = f"the {draw.choice(data.SUBJECTS)} was {draw.choice(words)}"
         rows.append([f"{draw.choice(data.PLACES)} {number}: {clause}", label])
@@ -282,10 +282,12 @@ def long_texts_in_windows(folder: Path, reviews: Path, pretrained_bert: Path) ->
 
 
 def images(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
-    """Dark and bright images; those of the training are not augmented for the head."""
+    """Bright on the left or on the right: a training flips them, but not those for the head."""
     for number in range(160):
-        pixels = np.random.default_rng(number).integers(0, 100, (8, 8, 3)) + 100 * (number % 2)
-        path = folder / "photos" / ("dark", "light")[number % 2] / f"{number}.png"
+        pixels = np.random.default_rng(number).integers(0, 60, (8, 8, 3))
+        pixels[:4, :4] += 190 * (number % 2)
+        pixels[:4, 4:] += 190 * (1 - number % 2)
+        path = folder / "photos" / ("right", "left")[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Picture.fromarray(pixels.astype(np.uint8)).save(path)
     model = data.train_norms(data.write_vit(folder / "vit"))
@@ -374,12 +376,18 @@ def inputs_of_head(case: Start) -> np.ndarray:
 
 
 def best_correlation(features: np.ndarray, classes: Any, outputs: Any, *, has_bias: bool) -> float:
-    """Return the correlation of outputs with the decisions of the most similar regression."""
+    """Return the correlation of outputs with the decisions of the most similar regression; without
+    a bias, the cosine.
+    """
     correlations = []
     for strength in (1e-2, 1e-1, 1.0):
         model = LogisticRegression(C=strength, tol=1e-8, max_iter=9000, fit_intercept=has_bias)
         decisions = model.fit(features, classes).decision_function(features)
-        correlations.append(np.corrcoef(decisions, outputs)[0, 1])
+        if has_bias:
+            correlations.append(np.corrcoef(decisions, outputs)[0, 1])
+        else:
+            lengths = np.linalg.norm(decisions) * np.linalg.norm(outputs)
+            correlations.append(decisions @ outputs / lengths)
     return float(max(correlations))
 
 
