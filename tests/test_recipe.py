@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 import torch
+from finetune.checking.options import refuse_combinations
 from safetensors import safe_open
 
-from finetune.checking.options import refuse_combinations
 from finetune.config.parser import RecipeParser
 from finetune.errors import Report, UserError
 from finetune.recipe import TextRecipe, catalog, option

@@ -1,0 +1,28 @@
+"""The values of options, as rules read them."""
+
+from collections.abc import Collection, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+Mistakes = Iterator[str]  # a message for each mistake: what a rule yields
+
+
+class Options(SimpleNamespace):
+    """The values of options by name, of a recipe and, once they are known, of a training.
+
+    An option that the recipe does not have, or that is not known yet, is None.
+
+    Attributes:
+        typed: The names of the options that the user set.
+        overridden: The names of steps and options that the recipe's own classes define.
+    """
+
+    typed: Collection[str]
+    overridden: Collection[str]
+
+    def __getattr__(self, name: str) -> Any:
+        return None
+
+    def beside(self, arguments: SimpleNamespace) -> "Options":
+        """Return these options and the training arguments together."""
+        return Options(**vars(self), **vars(arguments))
