@@ -159,8 +159,8 @@ def count_steps(settings: Settings, rows: Dataset) -> int:
     steps: int = values.max_steps
     if steps <= 0:
         steps = math.ceil(values.num_train_epochs * epoch_steps)
-    facts = {"is_text": isinstance(recipe, TextRecipe), "has_adapter": has_adapter(recipe)}
-    for sentence in schedule.describe_weak_training(values, steps, **facts):
+    is_text = isinstance(recipe, TextRecipe)
+    for sentence in schedule.describe_weak_training(values, steps, is_text, has_adapter(recipe)):
         recipe.report.warning(sentence)
     return steps
 

@@ -27,6 +27,7 @@ from finetune.recipe.options import (
     rule_options,
     validate,
 )
+from finetune.rules.check import check_task
 from finetune.runtime import hub
 
 if TYPE_CHECKING:
@@ -258,7 +259,6 @@ class Recipe(RecipeOptions):
         Raises:
             UserError: If an argument is unknown, or if the data has errors.
         """
-        from finetune.rules.check import check_task
         from finetune.training.arguments import argument_values
         from finetune.training.trainer import build_trainer
 
@@ -369,7 +369,6 @@ class Recipe(RecipeOptions):
         import numpy as np
 
         from finetune.data.labels import list_names
-        from finetune.rules.check import check_task
 
         if (text := self.class_weights) == "none":
             return None

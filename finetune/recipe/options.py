@@ -241,11 +241,6 @@ def validate(recipe: Any) -> None:
         from finetune.data import memory
 
         recipe.dataset = memory.store(recipe.dataset)
-    _convert_values(recipe)
-    check_options(rule_options(recipe))
-
-
-def _convert_values(recipe: Any) -> None:
     hints = get_type_hints(type(recipe))
     report = Report()
     for field in dataclasses.fields(recipe):
@@ -258,3 +253,4 @@ def _convert_values(recipe: Any) -> None:
             if mistake := find_type_mistake(f"--{name}", value, hints[name]):
                 report.error(mistake)
     report.raise_errors()
+    check_options(rule_options(recipe))

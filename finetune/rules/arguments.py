@@ -72,7 +72,7 @@ def _refuse_unknown_values(options: Options) -> Mistakes:
         if "choices" in field.metadata:
             choices[field.name] = field.metadata["choices"]
     choices["include_for_metrics"] = ("inputs", "loss")
-    choices["include_num_input_tokens_seen"] = ("all", "non_padding", "no", True, False)
+    choices["include_num_input_tokens_seen"] = ("all", "non_padding", "no")  # or a boolean
     choices["torch_compile_mode"] = _COMPILE_MODES
     if options.torch_compile_backend is not None:  # the list takes a second
         names = {backend.value.lower() for backend in DynamoBackend}
@@ -83,26 +83,21 @@ def _refuse_unknown_values(options: Options) -> Mistakes:
     for name, allowed in choices.items():
         value = getattr(options, name)
         for item in value if isinstance(value, list) else [value]:
-            if item is not None and item not in allowed:
-                words = ", ".join(str(choice) for choice in allowed if not isinstance(choice, bool))
-                yield f"--{name} {item}: expected {words}"
+            if item is not None and item not in allowed and not isinstance(item, bool):
+                yield f"--{name} {item}: expected {', '.join(map(str, allowed))}"
 
 
 def _refuse_ineffective(options: Options) -> Mistakes:
     """Yield typed arguments that the library would ignore, with what they need."""
-    has_workers = bool(options.dataloader_num_workers)
-    if options.dataloader_num_workers is None and not options.use_cpu:
-        has_workers = True  # the default of an accelerator
-    recompute = "--activation_checkpointing true"
-    if "activation_checkpointing" not in vars(options):
-        recompute = "--gradient_checkpointing true"
+    workers = options.dataloader_num_workers
+    has_workers = workers or (workers is None and not options.use_cpu)  # the default
     schedule = options.lr_scheduler_type
     has_shape = schedule not in ("constant", "constant_with_warmup")
     has_targets = options.optim.startswith(("galore", "apollo"))
     warmup = "another --lr_scheduler_type, such as constant_with_warmup"
     requirements = (
-        ("activation_checkpointing_kwargs", recomputes(options), recompute),
-        ("gradient_checkpointing_kwargs", recomputes(options), recompute),
+        ("activation_checkpointing_kwargs", recomputes(options), "--activation_checkpointing true"),
+        ("gradient_checkpointing_kwargs", recomputes(options), "--gradient_checkpointing true"),
         ("dataloader_multiprocessing_context", has_workers, "--dataloader_num_workers 1 or more"),
         ("dataloader_persistent_workers", has_workers, "--dataloader_num_workers 1 or more"),
         ("dataloader_prefetch_factor", has_workers, "--dataloader_num_workers 1 or more"),

@@ -12,7 +12,6 @@ _SPLIT = (
     "a share above 0 and below 1, or a number of rows, 2 or more",
     lambda size: 0 < size < 1 or (size >= 2 and size % 1 == 0),
 )
-_DROPOUT = ("a probability, 0 or more and below 1", lambda share: 0 <= share < 1)
 _SHARE = ("0 or more and below 1", lambda share: 0 <= share < 1)
 _POSITIVE = ("more than 0 and finite", lambda number: 0 < number < math.inf)
 _NUMBER = (  # of an option that is a number, if it is not in the table
@@ -35,13 +34,13 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "label_separator": ("a character such as ';'", bool),
     "max_length": ("at least 3 tokens", lambda tokens: tokens >= 3),
     "preprocessing_num_workers": ("1 process or more", lambda processes: processes >= 1),
-    "hidden_dropout": _DROPOUT,
-    "attention_dropout": _DROPOUT,
+    "hidden_dropout": _SHARE,
+    "attention_dropout": _SHARE,
     "crop_scale": ("a share of the area, above 0, at most 1", lambda share: 0 < share <= 1),
     "lora_targets": ("names of layers, with commas", lambda names: bool(split_values(names))),
     "lora_rank": _COUNT,
     "lora_alpha": _POSITIVE,
-    "lora_dropout": _DROPOUT,
+    "lora_dropout": _SHARE,
     "freeze": (
         "embeddings, base, or the number of layers to freeze, 1 or more",
         lambda text: text in ("embeddings", "base") or (str(text).isdecimal() and int(text) > 0),

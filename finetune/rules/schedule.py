@@ -76,7 +76,7 @@ def ignores_warmup(arguments: SimpleNamespace) -> bool:
 
 
 def describe_weak_training(
-    arguments: SimpleNamespace, steps: int, *, is_text: bool, has_adapter: bool
+    arguments: SimpleNamespace, steps: int, is_text: bool, has_adapter: bool
 ) -> Mistakes:
     """Yield a warning if the learning rate stays low, or if a pretrained text model gets few steps.
 
