@@ -112,7 +112,7 @@ def _refuse_ineffective(options: Options) -> Mistakes:
         ("warmup_steps", not ignores_warmup(options), warmup),
     )
     for name, is_met, requirement in requirements:
-        if name in options.typed and not is_met:
+        if name in options.typed and getattr(options, name) and not is_met:
             yield f"--{name} has no effect: it needs {requirement}"
 
 
