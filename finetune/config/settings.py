@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from finetune.data.comma_list import format_option
 from finetune.errors import Report, UserError, masked
 from finetune.recipe import Recipe, catalog
-from finetune.recipe.options import rule_options
 from finetune.runtime import distributed, hub
 from finetune.training.options import (
     describe_unknown,
@@ -180,9 +179,7 @@ class Settings:
         """
         from finetune.training.arguments import argument_values
 
-        defaults = self.recipe.training_defaults(self.training)
-        options = rule_options(self.recipe, self.user_options)
-        return argument_values(defaults, self.training, options)
+        return argument_values(self.recipe.training_defaults(self.training), self.training)
 
     @functools.cached_property
     def arguments(self) -> FinetuneArguments:

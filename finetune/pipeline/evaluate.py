@@ -19,7 +19,6 @@ from finetune.pipeline.events import Progress, ignore, reporting
 from finetune.pipeline.results import assess, scores
 from finetune.predicting import Options
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
-from finetune.recipe.options import rule_options
 from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hub
 from finetune.statistics.results import Statistics
@@ -100,7 +99,6 @@ def evaluate(
             "precision": precision,
             "cpu_kernels": cpu_kernels or manifest.arguments.get("cpu_kernels", "auto"),
         },
-        rule_options(recipe),
     )
 
     def prepare() -> tuple[Recipe, int | None, list[str]]:

@@ -22,7 +22,7 @@ from finetune.recipe.catalog import display_name, origin
 from finetune.recipe.options import ModelOptions, rule_options
 from finetune.reporting import tracking
 from finetune.rules import schedule
-from finetune.rules.check import check_task
+from finetune.rules.check import check_command, check_task
 from finetune.runtime import activity, distributed, hub, versions
 from finetune.runtime.importing import describe_error
 from finetune.training import steps as training_steps
@@ -114,6 +114,9 @@ def load_and_check(settings: Settings) -> ArgumentValues | None:
     """
     recipe = settings.recipe
     values = _check_values(settings)
+    if values is not None:
+        with settings.report.collect():
+            check_command(rule_options(recipe, settings.user_options).beside(values))
     _check_sources(settings, values)
     if settings.report.sentences("error") or "splits" not in vars(recipe):
         return values

@@ -262,15 +262,14 @@ class Recipe(RecipeOptions):
         from finetune.training.arguments import argument_values
         from finetune.training.trainer import build_trainer
 
-        options = rule_options(self, training_arguments)
-        argument_values(self.defaults(), training_arguments, options)  # before data is loaded
+        argument_values(self.defaults(), training_arguments)  # check before data is loaded
         if training_arguments.get("resume"):
             raise UserError("resume=True: of a trainer it is resume_from_checkpoint='last'")
         hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
         _ = self.splits  # may decide the task, and so the metric of the best model
         defaults = self.training_defaults(training_arguments)
-        values = argument_values(defaults, training_arguments, options)
-        check_task(options.beside(values), self.kind)
+        values = argument_values(defaults, training_arguments)
+        check_task(rule_options(self).beside(values), self.kind)
         kwargs = functools.partial(self.trainer_kwargs, None)
         trainer = build_trainer(kwargs, values.build(), self.adapt)
         trainer.moves_runs_aside = True

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from finetune.recipe.options import rule_options
 from finetune.training.options import SCHEDULE
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ def with_schedule(
     is_loaded = bool(recipe.model) and "splits" in vars(recipe)
     if not is_loaded or not set(SCHEDULE) & set(names) or recipe.model_config is None:
         return defaults
-    values = argument_values(defaults, typed, rule_options(recipe))
+    values = argument_values(defaults, typed)
     resolved = resolve(
         len(recipe.splits["train"]),
         recipe.kind.width,

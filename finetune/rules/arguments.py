@@ -92,7 +92,7 @@ def _refuse_ineffective(options: Options) -> Mistakes:
     workers = options.dataloader_num_workers
     has_workers = workers or (workers is None and not options.use_cpu)  # the default
     schedule = options.lr_scheduler_type
-    has_shape = schedule not in ("constant", "constant_with_warmup")
+    has_kwargs = schedule not in ("constant", "constant_with_warmup")
     has_targets = options.optim.startswith(("galore", "apollo"))
     warmup = "another --lr_scheduler_type, such as constant_with_warmup"
     requirements = (
@@ -106,13 +106,13 @@ def _refuse_ineffective(options: Options) -> Mistakes:
         ("hub_strategy", False, "a push, and none is made in a training"),
         ("liger_kernel_config", options.use_liger_kernel, "--use_liger_kernel true"),
         ("logging_steps", options.logging_strategy == "steps", "--logging_strategy steps"),
-        ("lr_scheduler_kwargs", has_shape, "another --lr_scheduler_type"),
+        ("lr_scheduler_kwargs", has_kwargs, "another --lr_scheduler_type"),
         ("optim_target_modules", has_targets, "an --optim that starts with galore or apollo"),
         ("save_steps", options.save_strategy == "steps", "--save_strategy steps"),
         ("warmup_steps", not ignores_warmup(options), warmup),
     )
     for name, is_met, requirement in requirements:
-        if name in options.typed and getattr(options, name) and not is_met:
+        if name in options.typed and not is_met:
             yield f"--{name} has no effect: it needs {requirement}"
 
 

@@ -19,7 +19,7 @@ def check_options(options: Options) -> None:
 
 
 def check_arguments(options: Options) -> None:
-    """Check the training arguments, and the options of a recipe beside them.
+    """Check training arguments.
 
     Raises:
         UserError: With a line for each mistake.
@@ -27,6 +27,17 @@ def check_arguments(options: Options) -> None:
     from finetune.rules import arguments, devices, schedule  # which import torch
 
     _refuse((ranges, batch, schedule, devices, arguments), options)
+
+
+def check_command(options: Options) -> None:
+    """Check the options of a recipe, the training arguments and the options of a run together.
+
+    Raises:
+        UserError: With a line for each mistake.
+    """
+    from finetune.rules import command  # which imports torch
+
+    _refuse((command,), options)
 
 
 def check_task(options: Options, labels_task: Any) -> None:

@@ -39,13 +39,9 @@ def _require_gpu_for_each_process(options: Options) -> Mistakes:
 
 
 def _require_devices_to_shard(options: Options) -> Mistakes:
-    if not uses_fsdp(options):
-        return
-    if options.use_cpu or options.save_on_each_node:
+    if uses_fsdp(options) and (options.use_cpu or options.save_on_each_node):
         flags = "accelerators and a shared --output_dir: no --use_cpu, no --save_on_each_node"
         yield f"--fsdp (or FSDP in the accelerate config) needs {flags}"
-    if options.adapter is not None:
-        yield "--adapter lora is not supported with --fsdp: use DistributedDataParallel"
 
 
 def _require_precision(options: Options) -> Mistakes:

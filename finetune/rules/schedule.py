@@ -19,12 +19,6 @@ _LOWEST_RATE_OF_ADAPTERS = 1e-4
 _IN_BACKWARD = ("lomo", "layerwise")
 
 
-def _refuse_length_beside_minutes(options: Options) -> Mistakes:
-    for name in ("num_train_epochs", "max_steps", "dry_run"):
-        if options.max_minutes and name in options.typed:
-            yield f"--max_minutes and --{name} are mutually exclusive: give one"
-
-
 def _require_best_checkpoint(options: Options) -> Mistakes:
     strategies = options.eval_strategy, options.save_strategy
     keeps_best = options.load_best_model_at_end and "no" not in strategies
@@ -67,7 +61,7 @@ def _optimizer(options: Options, optim_args: str | None) -> tuple[Any, dict[str,
     return Trainer.get_optimizer_cls_and_kwargs(changed)
 
 
-RULES = (_refuse_length_beside_minutes, _require_best_checkpoint, _require_optimizer)
+RULES = (_require_best_checkpoint, _require_optimizer)
 
 
 def ignores_warmup(arguments: SimpleNamespace) -> bool:

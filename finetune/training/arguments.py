@@ -136,15 +136,9 @@ def training_names() -> set[str]:
     return {argument.name for argument in fields(FinetuneArguments)} - set(REFUSED)
 
 
-def argument_values(
-    defaults: Mapping[str, Any], user_options: Mapping[str, Any], recipe_options: Options
-) -> ArgumentValues:
-    """Return the checked values of the training arguments.
-
-    Args:
-        defaults: Those of the recipe.
-        user_options: Those of the user, which override the defaults.
-        recipe_options: The options of the recipe, which rules compare with the arguments.
+def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]) -> ArgumentValues:
+    """Return the checked values of the training arguments: those of the user override the defaults
+    of the recipe.
 
     Raises:
         UserError: If one is unknown, or if they contradict each other.
@@ -175,7 +169,8 @@ def argument_values(
         setattr(values, name, getattr(FinetuneArguments, name))
     vars(values).update(options.merge_options(defaults, user_options))
     values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
-    check_arguments(recipe_options.beside(values))
+    typed = {name for name, value in user_options.items() if value}
+    check_arguments(Options(typed=typed, **vars(values)))
     _resolve(values)
     return values
 
