@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +11,8 @@ from safetensors import safe_open
 from finetune.config.parser import RecipeParser, RunOptions
 from finetune.errors import UserError
 from finetune.recipe import ImageRecipe, TextRecipe, catalog, option
-from finetune.recipe.options import rule_options
 from finetune.rules.check import check_command
+from finetune.rules.options import Options
 from finetune.training.arguments import FinetuneArguments
 from tests.conftest import ROOT
 from tests.hub.repositories import UNCASED
@@ -139,7 +138,7 @@ def test_an_adapter_is_not_sharded(fsdp: str, count: int) -> None:
     """Without accelerators the command line refuses `--fsdp` alone, so it cannot show this."""
     mistakes: tuple[str, ...] = ()
     try:
-        check_command(rule_options(TextRecipe(adapter="lora")).beside(SimpleNamespace(fsdp=fsdp)))
+        check_command(Options(adapter="lora", fsdp=fsdp, typed={}))
     except UserError as error:
         mistakes = error.mistakes
     message = "--adapter lora is not supported with --fsdp: use DistributedDataParallel"

@@ -116,7 +116,7 @@ def load_and_check(settings: Settings) -> ArgumentValues | None:
     values = _check_values(settings)
     if values is not None:
         with settings.report.collect():
-            check_command(rule_options(recipe, settings.user_options).beside(values))
+            check_command(rule_options(recipe).beside(values, settings.user_options))
     _check_sources(settings, values)
     if settings.report.sentences("error") or "splits" not in vars(recipe):
         return values
@@ -289,7 +289,7 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
     with report.collect():
         task = recipe.kind
         if values is not None:
-            check_task(rule_options(recipe).beside(values), task)
+            check_task(rule_options(recipe).beside(values, settings.user_options), task)
             _ = recipe.weights  # may name classes that the data does not have
         if not has_model:  # transformers would try to download it for half a minute
             return

@@ -269,7 +269,7 @@ class Recipe(RecipeOptions):
         _ = self.splits  # may decide the task, and so the metric of the best model
         defaults = self.training_defaults(training_arguments)
         values = argument_values(defaults, training_arguments)
-        check_task(rule_options(self).beside(values), self.kind)
+        check_task(rule_options(self).beside(values, training_arguments), self.kind)
         kwargs = functools.partial(self.trainer_kwargs, None)
         trainer = build_trainer(kwargs, values.build(), self.adapt)
         trainer.moves_runs_aside = True

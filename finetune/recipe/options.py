@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
@@ -208,21 +207,15 @@ def option_values(recipe: Any) -> dict[str, Any]:
     return {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
 
 
-def rule_options(recipe: Any, user_options: Mapping[str, Any] = MappingProxyType({})) -> Options:
-    """Return the options of a recipe as rules read them, without those that the recipe adds.
-
-    Args:
-        recipe: The recipe.
-        user_options: Other options of the user, such as training arguments.
-    """
-    typed = {name for name, value in user_options.items() if value}
-    values = {}
+def rule_options(recipe: Any) -> Options:
+    """Return the options of a recipe as rules read them, without those that the recipe adds."""
+    values, typed = {}, {}
     for field in dataclasses.fields(recipe):
         name, value = field.name, getattr(recipe, field.name)
         if "group" in field.metadata:  # else it is an option that the recipe adds
             values[name] = value
             if value not in (None, "", field.default, recipe.embedded.get(name)):
-                typed.add(name)
+                typed[name] = value
     overridden: set[str] = set()
     for cls in type(recipe).__mro__:
         if not cls.__module__.startswith("finetune.recipe."):

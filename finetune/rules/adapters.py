@@ -14,9 +14,9 @@ def _require_package(options: Options) -> Mistakes:
 def _require_adapter(options: Options) -> Mistakes:
     if options.adapter is not None and options.freeze:
         yield f"--freeze {options.freeze}: --adapter lora freezes all but the head"
-    for name in sorted(options.typed):
+    for name, value in options.typed.items():
         if name.startswith("lora_") and options.adapter is None:
-            yield f"--{name} {getattr(options, name)}: needs --adapter lora"
+            yield f"--{name} {value}: needs --adapter lora"
 
 
 RULES = (_require_package, _require_adapter)

@@ -55,7 +55,16 @@ _UNSUPPORTED_KEYS = {
     "use_configured_state": "the trainer configures the devices",
 }
 _ALWAYS_ON = ("average_tokens_across_devices", "dataloader_in_order")
-_COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_CHOICES = {
+    "include_for_metrics": ("inputs", "loss"),
+    "include_num_input_tokens_seen": ("all", "non_padding", "no"),  # or a boolean
+    "torch_compile_mode": (
+        "default",
+        "reduce-overhead",
+        "max-autotune",
+        "max-autotune-no-cudagraphs",
+    ),
+}
 _TRACKERS = ("tensorboard", "trackio", "mlflow")  # extras of this distribution
 
 
@@ -71,9 +80,7 @@ def _refuse_unknown_values(options: Options) -> Mistakes:
     for field in fields(TrainingArguments):
         if "choices" in field.metadata:
             choices[field.name] = field.metadata["choices"]
-    choices["include_for_metrics"] = ("inputs", "loss")
-    choices["include_num_input_tokens_seen"] = ("all", "non_padding", "no")  # or a boolean
-    choices["torch_compile_mode"] = _COMPILE_MODES
+    choices |= _CHOICES
     if options.torch_compile_backend is not None:  # the list takes a second
         names = {backend.value.lower() for backend in DynamoBackend}
         choices["torch_compile_backend"] = sorted(names & set(torch.compiler.list_backends(())))
@@ -112,7 +119,7 @@ def _refuse_ineffective(options: Options) -> Mistakes:
         ("warmup_steps", not ignores_warmup(options), warmup),
     )
     for name, is_met, requirement in requirements:
-        if name in options.typed and not is_met:
+        if options.typed.get(name) and not is_met:
             yield f"--{name} has no effect: it needs {requirement}"
 
 

@@ -8,7 +8,7 @@ BATCH_SIZES = ("global_batch_size", "per_device_train_batch_size", "max_tokens_p
 
 
 def _refuse_two_batch_sizes(options: Options) -> Mistakes:
-    sizes = [name for name in BATCH_SIZES if name in options.typed]
+    sizes = [name for name in BATCH_SIZES if options.typed.get(name)]
     if len(sizes) > 1:
         yield f"--{' and --'.join(sizes)} are mutually exclusive: give one"
 

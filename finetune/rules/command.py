@@ -6,7 +6,7 @@ from finetune.rules.options import Mistakes, Options
 
 def _refuse_length_beside_minutes(options: Options) -> Mistakes:
     for name in ("num_train_epochs", "max_steps", "dry_run"):
-        if options.max_minutes and name in options.typed:
+        if options.max_minutes and options.typed.get(name):
             yield f"--max_minutes and --{name} are mutually exclusive: give one"
 
 

@@ -20,9 +20,10 @@ def _refuse_unread_dataset(options: Options) -> Mistakes:
 
 def _require_columns(options: Options) -> Mistakes:
     for name, other in _COLUMNS:
-        value, other_value = getattr(options, name), getattr(options, other)
+        other_value = getattr(options, other)
         if name in options.typed and other_value is not None:
-            yield f"--{name} {value} and --{other} {other_value}: set only one of the two"
+            flags = f"--{name} {options.typed[name]} and --{other} {other_value}"
+            yield f"{flags}: set only one of the two"
     if options.time_format and not options.time_column:
         yield f"--time_format {options.time_format}: needs --time_column NAME"
 

@@ -1,6 +1,6 @@
 """The values of options, as rules read them."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,16 +13,16 @@ class Options(SimpleNamespace):
     An option that the recipe does not have, or that is not known yet, is None.
 
     Attributes:
-        typed: The names of the options that the user set.
+        typed: The options that the user set.
         overridden: The names of steps and options that the recipe's own classes define.
     """
 
-    typed: Collection[str]
+    typed: Mapping[str, Any]
     overridden: Collection[str]
 
     def __getattr__(self, name: str) -> Any:
         return None
 
-    def beside(self, arguments: SimpleNamespace) -> "Options":
-        """Return these options and the training arguments together."""
-        return Options(**vars(self), **vars(arguments))
+    def beside(self, arguments: SimpleNamespace, typed: Mapping[str, Any]) -> "Options":
+        """Return these options of a recipe beside training arguments, and all that the user set."""
+        return Options(**{**vars(self), **vars(arguments), "typed": typed})

@@ -2,7 +2,7 @@
 
 import math
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
@@ -57,7 +57,7 @@ def _require_optimizer(options: Options) -> Mistakes:
 def _optimizer(options: Options, optim_args: str | None) -> tuple[Any, dict[str, Any]]:
     from transformers import Trainer  # takes a second
 
-    changed = cast(Any, SimpleNamespace(**{**vars(options), "optim_args": optim_args}))
+    changed: Any = SimpleNamespace(**{**vars(options), "optim_args": optim_args})
     return Trainer.get_optimizer_cls_and_kwargs(changed)
 
 
@@ -70,7 +70,7 @@ def ignores_warmup(arguments: SimpleNamespace) -> bool:
 
 
 def describe_weak_training(
-    arguments: SimpleNamespace, steps: int, is_text: bool, has_adapter: bool
+    arguments: Any, steps: int, is_text: bool, has_adapter: bool
 ) -> Mistakes:
     """Yield a warning if the learning rate stays low, or if a pretrained text model gets few steps.
 
@@ -80,7 +80,7 @@ def describe_weak_training(
         is_text: Whether the model reads texts.
         has_adapter: Whether an adapter is trained.
     """
-    warmup_steps = TrainingArguments.get_warmup_steps(cast(Any, arguments), steps)
+    warmup_steps = TrainingArguments.get_warmup_steps(arguments, steps)
     if warmup_steps >= steps and arguments.lr_scheduler_type != "constant":
         yield (
             f"--warmup_steps {arguments.warmup_steps:g}: the learning rate does not reach "

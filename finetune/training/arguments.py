@@ -169,8 +169,7 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
         setattr(values, name, getattr(FinetuneArguments, name))
     vars(values).update(options.merge_options(defaults, user_options))
     values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
-    typed = {name for name, value in user_options.items() if value}
-    check_arguments(Options(typed=typed, **vars(values)))
+    check_arguments(Options(typed=user_options, **vars(values)))
     _resolve(values)
     return values
 
