@@ -84,9 +84,6 @@ def _refuse_unknown_values(options: Options) -> Mistakes:
     if options.torch_compile_backend is not None:  # the list takes a second
         names = {backend.value.lower() for backend in DynamoBackend}
         choices["torch_compile_backend"] = sorted(names & set(torch.compiler.list_backends(())))
-    if isinstance(options.report_to, list) and len(options.report_to) > 1:
-        for word in {"all", "none"}.intersection(options.report_to):
-            yield f"--report_to {' '.join(options.report_to)}: expected {word} alone, or without it"
     for name, allowed in choices.items():
         value = getattr(options, name)
         for item in value if isinstance(value, list) else [value]:
@@ -128,6 +125,9 @@ def _require_trackers(options: Options) -> Mistakes:
     names = options.report_to or []
     if isinstance(names, str):
         names = [names]
+    if len(names) > 1:
+        for word in {"all", "none"}.intersection(names):
+            yield f"--report_to {' '.join(names)}: expected {word} alone, or without it"
     for name in sorted(set(names) - {"none", "all", *installed}):
         hint = ""
         if name in _TRACKERS:
