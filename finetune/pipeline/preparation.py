@@ -21,8 +21,8 @@ from finetune.recipe import ImageRecipe, Recipe, TextRecipe, defaults
 from finetune.recipe.catalog import display_name, origin
 from finetune.recipe.options import ModelOptions, rule_options
 from finetune.reporting import tracking
-from finetune.rules import schedule
 from finetune.rules.check import check_command, check_task
+from finetune.rules.schedule import describe_weak_training, ignores_warmup
 from finetune.runtime import activity, distributed, hub, versions
 from finetune.runtime.importing import describe_error
 from finetune.training import steps as training_steps
@@ -163,7 +163,7 @@ def count_steps(settings: Settings, rows: Dataset) -> int:
     if steps <= 0:
         steps = math.ceil(values.num_train_epochs * epoch_steps)
     is_text = isinstance(recipe, TextRecipe)
-    for sentence in schedule.describe_weak_training(values, steps, is_text, has_adapter(recipe)):
+    for sentence in describe_weak_training(values, steps, is_text, has_adapter(recipe)):
         recipe.report.warning(sentence)
     return steps
 
@@ -178,7 +178,7 @@ def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:
     """Return new settings, with the numbers of a resumed run that are unset in this command."""
     names = defaults.unset_names(settings.recipe, settings.training)
     stored = {name: value for name, value in resumed.configuration.items() if name in names}
-    if schedule.ignores_warmup(settings.values):  # if it were typed, it would be refused
+    if ignores_warmup(settings.values):  # if it were typed, it would be refused
         stored.pop("warmup_steps", None)
     return replace(settings, training={**settings.training, **stored})
 
