@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from finetune.config.parser import RecipeParser, RunOptions
 from finetune.errors import UserError
-from finetune.recipe import ImageRecipe, TextRecipe, catalog, option
+from finetune.recipe import ImageRecipe, Recipe, TextRecipe, catalog, option
 from finetune.rules.check import check_command
 from finetune.rules.options import Options
 from finetune.training.arguments import FinetuneArguments
@@ -143,6 +143,19 @@ def test_an_adapter_is_not_sharded(fsdp: str, count: int) -> None:
         mistakes = error.mistakes
     message = "--adapter lora is not supported with --fsdp: use DistributedDataParallel"
     assert mistakes == (message,) * count
+
+
+def test_mistakes_in_the_options_of_a_recipe_come_at_once() -> None:
+    """Ranges and combinations alike; a recipe's own option of the same name has no rules."""
+    with pytest.raises(UserError) as error:
+        TextRecipe(stride=-1, long_texts="windows", text_columns="a,b", label_order="x,y,x")
+    flags = [mistake.split()[0] for mistake in error.value.mistakes]
+    assert flags == ["--stride", "--long_texts", "--label_order"]
+
+    class Own(Recipe):
+        stride: int = option(-1, "a custom option")
+
+    assert Own(stride=-2).stride == -2
 
 
 def test_rules_read_options_that_exist() -> None:
