@@ -13,7 +13,8 @@ from finetune.rules.batch import BATCH_SIZES
 SCHEDULE = ("learning_rate", "num_train_epochs", "warmup_steps")
 #: Fields of ``TrainingArguments`` up to transformers 4.57, names of other tools: what to type here.
 RENAMED = {
-    **{"lr": "--learning_rate", "epochs": "--num_train_epochs"},
+    "lr": "--learning_rate",
+    "epochs": "--num_train_epochs",
     # transformers 5.16 and before has only the second name, and version 6 will have only the first
     "activation_checkpointing": "--gradient_checkpointing",
     "activation_checkpointing_kwargs": "--gradient_checkpointing_kwargs",
