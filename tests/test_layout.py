@@ -10,7 +10,7 @@ from tests import house
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "finetune"
-MAX_PACKAGES, MAX_MODULES = 21, 4
+MAX_PACKAGES, MAX_MODULES = 22, 4
 FILES = sorted(PACKAGE.rglob("*.py"))
 #: The limits, with their reasons in docs/decisions/layout.md.
 MAX_TOKENS = 163_000
