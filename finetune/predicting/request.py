@@ -33,14 +33,13 @@ from finetune.tasks.base import Task
 STANDARD_INPUT = "-"
 #: Enough rows to sort by length, few enough to hold in memory and to predict again.
 CHUNK_ROWS = 1024
-_FRAME = "a frame"
 #: The format of rows that are printed, by the kind of the input; of all others CSV.
 _FORMATS = {
     ".jsonl": ".jsonl",
     ".tsv": ".tsv",
     ".txt": ".tsv",
     STANDARD_INPUT: ".tsv",
-    _FRAME: _FRAME,
+    "frame": "a frame",
 }
 _CHOICES = {
     "csv_quoting": formats.QUOTING,
@@ -73,8 +72,8 @@ class Request:
         task: That of the run.
         options: With a precision and kernels.
         path: The file or folder of the input.
-        kind: The suffix of a file of rows; else ``a frame`` (of rows in memory), ``-``, or
-            ``folder`` (of images, or a single one).
+        kind: The suffix of a file of rows; else ``frame`` (of rows in memory), ``-`` or ``folder``
+            (of images, or a single one).
         name: What messages call the input.
         suffix: The format that is written: a suffix, or ``a frame``.
         session: That of an engine; None for torch.
@@ -124,7 +123,7 @@ class Request:
         kind = formats.suffix(path)
         name = str(path)
         if source is None:
-            kind, name = _FRAME, "the data"
+            kind, name = "frame", "the data"
         elif str(source) == STANDARD_INPUT:
             kind, name = STANDARD_INPUT, "the standard input"
         elif kind not in read.READABLE or path.is_dir():
@@ -313,8 +312,7 @@ def _with_defaults(options: Options, run: Run, recipe: Recipe, session: Session 
     precision = "fp32"
     # bf16 changes probabilities by less than 0.02, but leaves a regression with three digits
     is_classifier = run.kind.has_probabilities and isinstance(recipe, TextRecipe)
-    device = distributed.device().type
-    if session is None and is_classifier and hardware.prefers_bf16(device):
+    if session is None and is_classifier and hardware.prefers_bf16(distributed.device().type):
         precision = "bf16"
     return replace(
         options,
