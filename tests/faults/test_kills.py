@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from finetune import Run
+from finetune.runs import checkpoints
 from finetune.runtime import hub
-from finetune.training import checkpoint
 from tests.acceptance.test_training import assert_identical
 from tests.jobs import wait_until
 
@@ -89,9 +89,9 @@ def test_kills_within_50_ms_of_a_save(
     wait_until(lambda: ready.exists() or not process.is_alive())
     time.sleep(generator.uniform(0, 0.05))
     kill(process)
-    for path in checkpoint.list_checkpoints(run):
+    for path in checkpoints.list_checkpoints(run):
         if (path / "checkpoint.json").exists():
-            assert checkpoint.problem(path) is None
+            assert checkpoints.find_damage(path) is None
     finish(start(typed, log), log)
     assert_identical(run, whole())
 
