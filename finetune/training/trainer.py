@@ -225,20 +225,20 @@ class Trainer(transformers.Trainer):
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         return output._replace(training_loss=output.metrics["train_loss"])
 
-    def _prepare_directory(self, request: str | None) -> str | None:
+    def _prepare_directory(self, path: str | None) -> str | None:
         """Lock the output directory, and return the verified checkpoint to resume from, if any."""
         directory = self._directory
-        path = None
-        if request:
-            path = find_checkpoint(request, directory).path
-            if path is None:
+        if path:
+            checkpoint = find_checkpoint(path, directory).path
+            if checkpoint is None:
                 raise UserError(f"no checkpoint in {directory}")
-            checkpoints.refuse_code(path)
+            checkpoints.refuse_code(checkpoint)
+            path = str(checkpoint)
         if self.args.should_save:
             lock_directory(directory)
-            if path is None and Manifest.exists_in(directory):
+            if not path and Manifest.exists_in(directory):
                 logging.getLogger("finetune").warning(move_run_aside(directory))
-        return path and str(path)
+        return path
 
     def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any) -> torch.Tensor:
         """Name the step and the shape of its micro-batch if memory runs out."""
