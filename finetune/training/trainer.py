@@ -218,6 +218,8 @@ class Trainer(transformers.Trainer):
                 output = super().train(path, *args, **kwargs)
             if self.args.should_save:
                 checkpoints.delete_replaced(self._directory)
+                if self._limit == 1 and self.args.load_best_model_at_end:
+                    self._keep_best_checkpoint()
         finally:
             if self.moves_runs_aside and self.args.should_save:
                 unlock_directory(self._directory)
@@ -392,6 +394,15 @@ class Trainer(transformers.Trainer):
                 checkpoints.delete_replaced(self._directory)
             rotate_checkpoints(str(self._directory), self._limit, self.state.best_model_checkpoint)
         distributed.gather(None)  # no process reads it before it is complete
+
+    def _keep_best_checkpoint(self) -> None:
+        """Delete the last checkpoint, if it is not the best one, as the library does at the end."""
+        best = self.state.best_model_checkpoint
+        if best is None:
+            return
+        for path in checkpoints.list_checkpoints(self._directory):
+            if not path.samefile(best):
+                shutil.rmtree(path, ignore_errors=True)
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
