@@ -16,12 +16,13 @@ from finetune.errors import counted
 from finetune.models.pretrained import commit
 from finetune.recipe import scoring
 from finetune.recipe.options import option_values
+from finetune.rules.devices import uses_fsdp
 from finetune.runs import provenance
 from finetune.runs.records import Data, Launch, Manifest
 from finetune.runtime import distributed
 from finetune.runtime.files import to_json_values
 from finetune.runtime.importing import read_source
-from finetune.training.arguments import FinetuneArguments, shards
+from finetune.training.arguments import FinetuneArguments
 
 #: Training arguments that may change, and prefixes of several; all others are part of the
 #: configuration.
@@ -162,7 +163,7 @@ def describe_run(settings: Settings, configuration: dict[str, Any]) -> Manifest:
 
 def parallel_mode(arguments: FinetuneArguments) -> str:
     """Return how the devices share a step: the torch class, e.g. ``DistributedDataParallel``."""
-    if shards(arguments):
+    if uses_fsdp(arguments):
         return "FullyShardedDataParallel"
     if distributed.ranks().world_size > 1:
         return "DistributedDataParallel"

@@ -10,7 +10,6 @@ import numpy as np
 from datasets import Dataset
 from transformers import EvalPrediction
 
-from finetune.checking.options import refuse_combinations, report_schedule
 from finetune.config.settings import Settings
 from finetune.data.labels import list_names
 from finetune.errors import UserError
@@ -19,15 +18,16 @@ from finetune.models.head import match_outputs
 from finetune.pipeline.description import describe_configuration
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe, defaults
 from finetune.recipe.catalog import display_name, origin
-from finetune.recipe.options import ModelOptions
+from finetune.recipe.options import ModelOptions, rule_options
 from finetune.reporting import tracking
+from finetune.rules.check import check_command, check_task
+from finetune.rules.schedule import describe_weak_training, ignores_warmup
 from finetune.runs import resumption
 from finetune.runs.checkpoints import refuse_code
 from finetune.runs.directory import lock_directory, refuse_foreign_directory
 from finetune.runs.resumption import Resumption
 from finetune.runtime import activity, distributed, hub, versions
 from finetune.runtime.importing import describe_error
-from finetune.training import rules
 from finetune.training import steps as training_steps
 from finetune.training.arguments import ArgumentValues
 
@@ -117,7 +117,8 @@ def load_and_check(settings: Settings) -> ArgumentValues | None:
     recipe = settings.recipe
     values = _check_values(settings)
     if values is not None:
-        refuse_combinations(values, settings.user_options, has_adapter(recipe), settings.report)
+        with settings.report.collect():
+            check_command(rule_options(recipe).beside(values, settings.user_options))
     _check_sources(settings, values)
     if settings.report.sentences("error") or "splits" not in vars(recipe):
         return values
@@ -163,8 +164,9 @@ def count_steps(settings: Settings, rows: Dataset) -> int:
     steps: int = values.max_steps
     if steps <= 0:
         steps = math.ceil(values.num_train_epochs * epoch_steps)
-    facts = {"is_text": isinstance(recipe, TextRecipe), "has_adapter": has_adapter(recipe)}
-    report_schedule(values, steps, recipe.report, **facts)
+    is_text = isinstance(recipe, TextRecipe)
+    for sentence in describe_weak_training(values, steps, is_text, has_adapter(recipe)):
+        recipe.report.warning(sentence)
     return steps
 
 
@@ -178,7 +180,7 @@ def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:
     """Return new settings, with the numbers of a resumed run that are unset in this command."""
     names = defaults.unset_names(settings.recipe, settings.training)
     stored = {name: value for name, value in resumed.configuration.items() if name in names}
-    if rules.ignores_warmup(settings.values):  # if it were typed, it would be refused
+    if ignores_warmup(settings.values):  # if it were typed, it would be refused
         stored.pop("warmup_steps", None)
     return replace(settings, training={**settings.training, **stored})
 
@@ -290,9 +292,10 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
     if report.sentences("error") and hub.missing({**vars(recipe), "model": None}):
         return
     with report.collect():
-        has_one_class = recipe.kind.has_one_class
+        task = recipe.kind
         if values is not None:
-            training_steps.refuse_options(values, has_one_class, recipe.weights is not None)
+            check_task(rule_options(recipe).beside(values, settings.user_options), task)
+            _ = recipe.weights  # may name classes that the data does not have
         if not has_model:  # transformers would try to download it for half a minute
             return
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:
