@@ -257,7 +257,6 @@ def test_rows_that_have_waited_too_long_are_not_computed(
     assert predictor.batches == [["first"], ["last"]]
 
 
-@pytest.mark.xfail(strict=True, reason="uvicorn does not cancel a request whose client has left")
 def test_rows_of_a_client_that_left_are_not_computed(held: tuple[Held, str]) -> None:
     predictor, address = held
     with send(address, text="first"):
