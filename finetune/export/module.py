@@ -12,7 +12,7 @@ from finetune.export.engines import OnnxSession
 from finetune.export.files import Export, Facts, digest_of_model
 from finetune.predicting import Options
 from finetune.recipe import TextRecipe
-from finetune.runs.run import Run
+from finetune.recipe.run import Run
 
 
 def facts_of(run: Run, recipe: Any) -> Facts:

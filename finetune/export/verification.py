@@ -11,7 +11,7 @@ import numpy as np
 from finetune.export.engines import OnnxSession
 from finetune.export.files import Facts
 from finetune.export.text import FastTokenizer, TextInference
-from finetune.runs.run import Run
+from finetune.recipe.run import Run
 from finetune.statistics.metrics import estimate, estimate_difference, find_metrics
 from finetune.statistics.scored import agreement
 

@@ -25,7 +25,7 @@ from finetune.models import cpu
 from finetune.predicting import FILES, READING, Options
 from finetune.predicting.inference import Session
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
-from finetune.runs.run import Run
+from finetune.recipe.run import Run
 from finetune.runtime import distributed, formats, hardware
 from finetune.tasks import decoding
 from finetune.tasks.base import Task
