@@ -272,7 +272,7 @@ def _choose_rows(
         return _split_groups(labels, pd.factorize(left["group"], sort=True)[0], size, seed)
     if kind == "time":
         # rows of one time stay together, so only about `size` rows are split off
-        rows_since = left["time"].value_counts().sort_index(ascending=False).cumsum()[:-1]
+        rows_since = left["time"].value_counts().sort_index(ascending=False).cumsum().iloc[:-1]
         newest = (rows_since - size).abs().idxmin() if len(rows_since) else np.inf
         return np.asarray(left["time"] >= newest)
     # the first row of each class stays in training, which must know every class
