@@ -86,7 +86,7 @@ def _run(words: list[str]) -> int:
         if rest in ([], ["--help"]):
             print(_table(catalog.summaries()))
         else:
-            print(_table(importlib.import_module("finetune.search.listing").list_runs(*rest)))
+            print(_table(importlib.import_module("finetune.sets.listing").list_runs(*rest)))
         return 0
     if verb not in VERBS:
         names = catalog.summaries()

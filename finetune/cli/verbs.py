@@ -25,7 +25,7 @@ from finetune.recipe import catalog
 from finetune.runs.run import Run
 from finetune.runtime import distributed, hub, stopping
 from finetune.runtime.importing import require_packages
-from finetune.search import is_set, require_optuna
+from finetune.sets import is_set, require_optuna
 from finetune.training.options import without_none
 
 
@@ -100,20 +100,20 @@ def _run_set(
     console.import_libraries("finetune.training.trainer")
     from finetune.cli.screen import print_event
 
-    module: Any = importlib.import_module(f"finetune.search.{verb.__name__}")
+    module: Any = importlib.import_module(f"finetune.sets.{verb.__name__}")
     with stopping.handled():
         base = Settings.from_command_line(recipe, recipe_flags)
         run_set = getattr(module, f"run_{verb.__name__}")(base, print_event, **options)
     if distributed.is_main_process():
-        return _report_set(run_set)
+        return _print_set(run_set)
     return 0
 
 
-def _report_set(path: Any, trust_recipe: bool = False) -> int:
+def _print_set(path: Any, trust_recipe: bool = False) -> int:
     """Write the report of a set of runs, and print its table and verdicts."""
-    from finetune.search import pages
+    from finetune.sets.report import write_report
 
-    page, table, verdicts = pages.write(path, trust_recipe)
+    page, table, verdicts = write_report(path, trust_recipe)
     console.print_parts(table, *verdicts, f"report: {page}")
     return 0
 
@@ -236,8 +236,8 @@ def export(words: Sequence[str]) -> int:
     options = vars(Parser(export, flags).parse_args(words))
     run = Run.load(options.pop("run"), trust_recipe=options.pop("trust_recipe"))
     hub.go_offline({**run.manifest.options, "model": None})
-    console.import_libraries("finetune.export.create")
-    from finetune.export.create import export as export_run
+    console.import_libraries("finetune.exporting.create")
+    from finetune.exporting.create import export as export_run
     from finetune.reporting import tables
 
     exported = export_run(run, **options)
@@ -286,7 +286,7 @@ def push(words: Sequence[str]) -> int:
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # read when huggingface_hub is imported
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from finetune.export.push import push as push_run
+    from finetune.exporting.push import push as push_run
     from finetune.reporting import tables
 
     pushed = push_run(typed.run, typed.repo, public=typed.public, dry_run=not typed.yes)
@@ -309,13 +309,13 @@ def compare(words: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of two or more runs")
     typed = parser.parse_args(words)
     if any(map(is_set, typed.runs)):
-        from finetune.search.pages import compare as compare_sets
+        from finetune.sets.compare import compare_sets
 
         if typed.output:
             raise UserError("--output: a comparison of sets of runs has no page")
         console.print_parts(*compare_sets(typed.runs, typed.trust_recipe))
         return 0
-    from finetune.pipeline.report import compare as compare_runs
+    from finetune.pipeline.compare import compare as compare_runs
     from finetune.reporting import tables
 
     page = typed.output or _free_page("comparison")
@@ -347,7 +347,7 @@ def report(words: Sequence[str]) -> int:
     """
     typed = Parser(report, {"run": RUN["run"], **TRUST}).parse_args(words)
     if is_set(typed.run):
-        return _report_set(typed.run, typed.trust_recipe)
+        return _print_set(typed.run, typed.trust_recipe)
     from finetune.pipeline.report import report as write_report
 
     written = write_report(typed.run, trust_recipe=typed.trust_recipe)

@@ -16,7 +16,7 @@ from finetune.data import arrow, memory
 from finetune.data.corrections import FILE
 from finetune.data.read import READABLE
 from finetune.errors import Report, UserError, counted
-from finetune.export.module import model_loader
+from finetune.exporting.module import model_loader
 from finetune.models import cpu
 from finetune.pipeline.events import Advanced, Progress, ignore
 from finetune.predicting import FILES, READING, Options

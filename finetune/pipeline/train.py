@@ -26,7 +26,7 @@ from finetune.data.encoding import COLUMN
 from finetune.errors import Diverged, RunError, UserError
 from finetune.models import adapters, head, loaded_weights
 from finetune.pipeline import results
-from finetune.pipeline.events import Finished, Logged, Progress, Started, ignore, report, reporting
+from finetune.pipeline.events import Finished, Logged, Progress, Started, emit, ignore, reporting
 from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
 from finetune.pipeline.time_limit import fit_epochs
 from finetune.recipe import Recipe
@@ -168,7 +168,7 @@ def _report_without_training(prepared: Prepared) -> Run:
     if settings.dry_run:
         recipe = settings.recipe
         arguments = settings.arguments
-        report(Started(settings, arguments, prepared.steps, model=None))
+        emit(Started(settings, arguments, prepared.steps, model=None))
         if prepared.resumption.path is not None:
             activity.say(f"would resume from {prepared.resumption.path}")
         rows = recipe.prepared["train"]
@@ -182,7 +182,7 @@ def _report_without_training(prepared: Prepared) -> Run:
     else:
         page = run.path / "report.html"
         activity.say("the run is finished, nothing is left to train. Its results:")
-        report(Finished(run, page if page.exists() else None))
+        emit(Finished(run, page if page.exists() else None))
     distributed.leave()
     return run
 
@@ -205,7 +205,7 @@ def _build_trainer(prepared: Prepared) -> Trainer:
     trainer.remove_callback(PrinterCallback)
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(Bar())
-    trainer.callback.take = lambda state, values: report(
+    trainer.callback.take = lambda state, values: emit(
         Logged(state.global_step, state.max_steps, values)
     )
     assert trainer.model is not None
@@ -352,7 +352,7 @@ def _start_run(prepared: Prepared, trainer: Trainer) -> Run:
     settings = prepared.settings
     resumption = prepared.resumption
     directory = settings.output_dir
-    report(Started(settings, settings.arguments, prepared.steps, trainer.model))
+    emit(Started(settings, settings.arguments, prepared.steps, trainer.model))
     manifest = results.manifest(settings, prepared.configuration)
     # not earlier: an error could still stop the command, or the model be read from this directory
     if message := checkpoint.occupy(directory, moves_aside=not resumption.in_place):

@@ -11,8 +11,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from finetune.errors import counted
-from finetune.export.files import Export
-from finetune.export.push import Push
+from finetune.exporting.files import Export
+from finetune.exporting.push import Push
 from finetune.runs.manifest import Manifest
 from finetune.runs.run import Run
 from finetune.runtime.files import write_whole

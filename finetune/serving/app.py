@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from finetune.data.prediction_columns import LABEL, PREDICTION, PROBABILITY
 from finetune.errors import UserError
-from finetune.export.predictor import Predictor
+from finetune.exporting.predictor import Predictor
 from finetune.serving.batching import Batcher, QueueFull
 
 _LOGGER = logging.getLogger("finetune")

@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from finetune.errors import UserError
-from finetune.export.predictor import Predictor
+from finetune.exporting.predictor import Predictor
 from finetune.serving.app import create_app
 
 _HEAD_SECONDS = 10  # for the first line and the headers of the first request to arrive

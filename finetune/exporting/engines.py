@@ -11,7 +11,7 @@ import numpy as np
 from joblib import cpu_count
 
 from finetune.errors import RunError, UserError
-from finetune.export.text import Inputs
+from finetune.exporting.text import Inputs
 
 
 class Session:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from finetune.errors import UserError
-from finetune.export import FOLDER
+from finetune.exporting import FOLDER
 from finetune.runtime.files import to_json
 from finetune.tasks.decoding import Function
 from finetune.training.record import SCHEMA, Record

@@ -32,7 +32,7 @@ from finetune.pipeline.results import VALIDATION
 from finetune.reporting.tables import format_number
 from finetune.runs.run import Run
 from finetune.runtime import files
-from finetune.search.run_set import RunSet
+from finetune.sets.run_set import RunSet
 from finetune.training import checkpoint
 
 JOURNAL = "study.journal"

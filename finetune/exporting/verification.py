@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from finetune.export.engines import Session
-from finetune.export.files import MODEL, TOKENIZER, Facts
-from finetune.export.text import FastTokenizer, Inputs, TextEncoder
+from finetune.exporting.engines import Session
+from finetune.exporting.files import MODEL, TOKENIZER, Facts
+from finetune.exporting.text import FastTokenizer, Inputs, TextEncoder
 from finetune.runs.run import Run
 from finetune.statistics.metrics import estimate, estimate_difference, find_metrics
 from finetune.statistics.scored import agreement

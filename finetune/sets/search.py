@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
@@ -13,17 +13,13 @@ from finetune.errors import Diverged, Pruned, UserError
 from finetune.pipeline.events import Noted, Progress, ignore
 from finetune.recipe import Recipe
 from finetune.runtime import distributed, files
-from finetune.search import pages
-from finetune.search.run_set import RunSet, open_set, prepare_set, run_one
-from finetune.search.space import (
-    check_values,
-    default_space,
-    list_values,
-    most_epochs,
-    parse_space,
-)
-from finetune.search.trials import PRUNERS, Trial, Trials
+from finetune.sets import require_optuna
+from finetune.sets.report import write_report
+from finetune.sets.run_set import RunSet, open_set, prepare_set, run_one
 from finetune.training.arguments import ArgumentValues
+
+if TYPE_CHECKING:
+    from finetune.sets.trials import Trial, Trials
 
 
 def search(
@@ -55,7 +51,7 @@ def search(
     """
     run_set = run_search(Settings.from_keywords(recipe, options), progress, space, trials, pruner)
     if distributed.is_main_process():
-        pages.write(run_set)
+        write_report(run_set)
     return run_set
 
 
@@ -67,6 +63,16 @@ def run_search(
     pruner: str = "median",
 ) -> RunSet:
     """Search as :func:`search` does; every process calls this."""
+    require_optuna()
+    from finetune.sets.space import (
+        check_values,
+        default_space,
+        list_values,
+        most_epochs,
+        parse_space,
+    )
+    from finetune.sets.trials import PRUNERS, Trials
+
     if trials < 1:
         raise UserError(f"--trials {trials}: expected 1 or more")
     if pruner not in PRUNERS:

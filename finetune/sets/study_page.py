@@ -20,8 +20,8 @@ from finetune.reporting import plots
 from finetune.reporting.plots import INK, Plot
 from finetune.reporting.tables import Cell, Table, format_number, format_score, to_cells
 from finetune.runs.run import Run
-from finetune.search.run_set import RunSet
-from finetune.search.trials import list_trials, open_study, reason_of, short, trial_name
+from finetune.sets.run_set import RunSet
+from finetune.sets.trials import list_trials, open_study, reason_of, short, trial_name
 
 #: With fewer complete trials, the importance of an option is noise.
 _MIN_TRIALS = 5

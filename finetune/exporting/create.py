@@ -21,13 +21,13 @@ from tokenizers import Tokenizer
 from finetune.data.targets import values
 from finetune.data.tokenize import read_by_model
 from finetune.errors import RunError, UserError
-from finetune.export import FOLDER
-from finetune.export.engines import Session
-from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export, Facts, sha256
-from finetune.export.module import TorchSession, facts_of
-from finetune.export.quantization import quantize_weights
-from finetune.export.text import TextEncoder
-from finetune.export.verification import Verification
+from finetune.exporting import FOLDER
+from finetune.exporting.engines import Session
+from finetune.exporting.files import EXPORT, MODEL, TOKENIZER, Export, Facts, sha256
+from finetune.exporting.module import TorchSession, facts_of
+from finetune.exporting.quantization import quantize_weights
+from finetune.exporting.text import TextEncoder
+from finetune.exporting.verification import Verification
 from finetune.models.families import NOT_EXPORTED
 from finetune.runs.run import Run
 from finetune.runtime import hub

@@ -18,8 +18,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, Repository
 from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]
 
 from finetune.errors import RunError, UserError
-from finetune.export import FOLDER
-from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export
+from finetune.exporting import FOLDER
+from finetune.exporting.files import EXPORT, MODEL, TOKENIZER, Export
 from finetune.runs.run import Run
 from finetune.runtime import hub
 

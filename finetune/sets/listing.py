@@ -5,7 +5,7 @@ from pathlib import Path
 from finetune.errors import UserError, counted
 from finetune.reporting.tables import format_number
 from finetune.runs.run import Run
-from finetune.search import is_set
+from finetune.sets import is_set
 from finetune.training.record import MANIFEST
 
 

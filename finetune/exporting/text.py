@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from finetune.data.encoding import Columns, Encoder, Windows, pooled
-from finetune.export.files import Facts
+from finetune.exporting.files import Facts
 
 _ROWS, _TOKENS = 32, 8192  # of a batch, at most
 Inputs = dict[str, np.ndarray]  # int64, shape (rows, tokens)

@@ -20,13 +20,13 @@ from transformers import TrainerCallback
 
 from finetune.config.settings import Settings
 from finetune.errors import UserError
-from finetune.pipeline.events import Advanced, Progress, Started, report, reporting
+from finetune.pipeline.events import Advanced, Progress, Started, emit, reporting
 from finetune.pipeline.preparation import Prepared, prepare_job
 from finetune.pipeline.resumption import ANNOUNCED
 from finetune.pipeline.train import run_training
 from finetune.runs.run import Run
 from finetune.runtime import distributed
-from finetune.search import SET, is_set
+from finetune.sets import SET, is_set
 from finetune.training.options import without_none
 from finetune.training.record import MANIFEST, SCHEMA, Record
 
@@ -142,7 +142,7 @@ def prepare_set(
         prepared = prepare_job(base.with_options({**changes, **unused}))
         training = {**prepared.settings.training, "output_dir": str(directory)}
         shown = replace(prepared.settings, training=training, command=command)
-        report(Started(shown, shown.arguments, prepared.steps, model=None))
+        emit(Started(shown, shown.arguments, prepared.steps, model=None))
     return replace(prepared, settings=shown)
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from finetune.errors import UserError
-from finetune.export import require_engine
-from finetune.export.engines import Session
-from finetune.export.files import MODEL, Export, Facts, digest_of_model
-from finetune.export.text import Inputs
+from finetune.exporting import require_engine
+from finetune.exporting.engines import Session
+from finetune.exporting.files import MODEL, Export, Facts, digest_of_model
+from finetune.exporting.text import Inputs
 from finetune.models import cpu
 from finetune.predicting import Options
 from finetune.recipe import TextRecipe

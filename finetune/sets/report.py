@@ -1,5 +1,4 @@
-"""The report of a set of runs: ``report.html``, and the same table for the terminal; and the
-comparison of two sets of seeds.
+"""The report of a set of runs: ``report.html``, and the same table for the terminal.
 
 A score of one run depends on its seed as well as on the test rows. The mean over seeds has a
 standard deviation between seeds, and an interval for other seeds and other rows.
@@ -16,13 +15,13 @@ import matplotlib
 import numpy as np
 
 from finetune.errors import UserError
-from finetune.pipeline.report import metrics_of, read_same_rows
+from finetune.pipeline.compare import metrics_of, read_same_rows
 from finetune.reporting import plots, tables
-from finetune.reporting.tables import Cell, Table, directions, format_score, judge, to_cells
+from finetune.reporting.tables import Cell, Table, format_score, to_cells
 from finetune.runs.run import Run
-from finetune.search import require_optuna
-from finetune.search.run_set import RunSet
-from finetune.statistics.estimates import difference_over_seeds, estimate_over_seeds
+from finetune.sets import require_optuna
+from finetune.sets.run_set import RunSet
+from finetune.statistics.estimates import estimate_over_seeds
 from finetune.statistics.functions import Metric
 from finetune.statistics.metrics import Metrics, has_interval, most_rows
 
@@ -31,7 +30,9 @@ PAGE = "report.html"
 
 # or the plots of Optuna cut off long names
 @matplotlib.rc_context({**plots.STYLE, "savefig.bbox": "tight"})
-def write(path: str | Path | RunSet, trust_recipe: bool = False) -> tuple[Path, Table, list[str]]:
+def write_report(
+    path: str | Path | RunSet, trust_recipe: bool = False
+) -> tuple[Path, Table, list[str]]:
     """Write the report of a set, and return its path, the table of its runs and the verdicts; for
     ``trust_recipe`` see :meth:`Run.load`.
     """
@@ -40,7 +41,7 @@ def write(path: str | Path | RunSet, trust_recipe: bool = False) -> tuple[Path, 
         sections, verdicts = _describe_seeds(run_set)
     else:
         require_optuna()
-        from finetune.search import study_page
+        from finetune.sets import study_page
 
         sections, verdicts = study_page.describe(run_set)
     manifest = run_set.manifest
@@ -88,7 +89,7 @@ def estimate_means(rows: Sequence[Any], metrics: Metrics) -> dict[str, dict[str,
     """
     scores = {}
     for name, metric in metrics.items():
-        replicates = _replicates(rows, metric)
+        replicates = replicate_runs(rows, metric)
         limit = 0.0
         if has_interval(rows[0], metric):
             limit = most_rows(rows[0], metric)
@@ -97,45 +98,6 @@ def estimate_means(rows: Sequence[Any], metrics: Metrics) -> dict[str, dict[str,
     return scores
 
 
-def compare(paths: Sequence[str | Path | RunSet], trust_recipe: bool = False) -> tuple[Table, str]:
-    """Compare the means of two sets of seeds on the same test rows; for ``trust_recipe`` see
-    :meth:`Run.load`.
-
-    Returns:
-        A table of the means and their difference, with intervals for other seeds and other rows,
-        and a sentence that says whether the second set is better.
-
-    Raises:
-        UserError: If there are not two sets, or if their test rows differ.
-    """
-    if len(paths) != 2:
-        raise UserError(f"compare: expected two sets of runs, or runs, found {len(paths)}")
-    run_sets = [RunSet.load(path, trust_recipe=trust_recipe) for path in paths]
-    if {run_set.manifest.kind for run_set in run_sets} != {"repeat"}:
-        raise UserError("compare: expected sets of seeds, from `repeat`; a search has no seeds")
-    if run_sets[0].path.resolve() == run_sets[1].path.resolve():
-        raise UserError(f"compare: expected two sets of runs, found {paths[0]} twice")
-    first, second = map(finished_runs, run_sets)
-    _, rows_of_both = read_same_rows([*first, *second])
-    rows, rows_of_second = rows_of_both[: len(first)], rows_of_both[len(first) :]
-    metrics = metrics_of(first[0], rows[0])
-    headline = first[0].headline
-    chosen = {name: metrics[name] for name in headline}
-    gaps = {}
-    for name, metric in chosen.items():
-        if has_interval(rows[0], metric):
-            before, after = (_replicates(part, metric) for part in (rows, rows_of_second))
-            gaps[name] = asdict(difference_over_seeds(before, after))
-    names = list(map(str, paths))
-    lines = [
-        [Cell(name), *to_cells(estimate_means(part, chosen), headline)]
-        for name, part in zip(names, (rows, rows_of_second), strict=True)
-    ]
-    lines.append([Cell("difference"), *to_cells(gaps, headline, signed=True)])
-    better = directions(first[0].manifest)
-    verdict = judge(names[1], names[0], gaps, headline, better)
-    return Table(f"Means over seeds, {len(rows[0]):,} test rows", ["", *headline], lines), verdict
-
-
-def _replicates(rows: Sequence[Any], metric: Metric) -> np.ndarray:
+def replicate_runs(rows: Sequence[Any], metric: Metric) -> np.ndarray:
+    """Return the replicates of a metric for the test rows of each run: ``(runs, 1 + groups)``."""
     return np.array(list(map(metric.function, rows)))

@@ -10,8 +10,8 @@ from finetune.pipeline.events import Noted, Progress, ignore
 from finetune.recipe import Recipe
 from finetune.reporting.tables import format_number
 from finetune.runtime import distributed
-from finetune.search import pages
-from finetune.search.run_set import RunSet, open_set, prepare_set, run_one
+from finetune.sets.report import write_report
+from finetune.sets.run_set import RunSet, open_set, prepare_set, run_one
 
 
 def repeat(
@@ -35,7 +35,7 @@ def repeat(
     """
     run_set = run_repeat(Settings.from_keywords(recipe, options), progress, seeds)
     if distributed.is_main_process():
-        pages.write(run_set)
+        write_report(run_set)
     return run_set
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from finetune.errors import UserError, suggestion
-from finetune.export import require_engine
-from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export
+from finetune.exporting import require_engine
+from finetune.exporting.files import EXPORT, MODEL, TOKENIZER, Export
 from finetune.tasks import decoding
 from finetune.training.record import MANIFEST
 
@@ -61,7 +61,7 @@ class Predictor:
         if self.engine == "torch":
             if is_export:
                 raise UserError(f"--engine torch: {self._path} is an export; expected its run")
-            from finetune.export.module import facts_of
+            from finetune.exporting.module import facts_of
             from finetune.runs.run import Run
 
             self._run = Run.load(self._path, trust_recipe=trust_recipe)
@@ -121,16 +121,16 @@ class Predictor:
     @functools.cached_property
     def _loaded(self) -> tuple[Any, Any]:
         """What tokenizes texts, and what computes logits."""
-        from finetune.export.text import FastTokenizer, TextEncoder
+        from finetune.exporting.text import FastTokenizer, TextEncoder
 
         if self.engine == "torch":
-            from finetune.export.module import TorchSession
+            from finetune.exporting.module import TorchSession
 
             model = self._recipe.load_model(self._run.path, self.labels).eval()
             kernels = self._run.manifest.arguments.get("cpu_kernels", "auto")
             encoder = TextEncoder(self._recipe.processing_class(), self.facts)
             return encoder, TorchSession(model, kernels=kernels)
-        from finetune.export.engines import Session
+        from finetune.exporting.engines import Session
 
         path = self._export.path
         session = Session(path / MODEL, self.engine, bf16=self.facts.function is not None)
