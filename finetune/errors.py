@@ -1,4 +1,4 @@
-"""Errors and findings: :class:`UserError`, :class:`Finding` and :class:`Report`.
+"""Errors and findings: :class:`UserError`, :class:`Finding` and :class:`Findings`.
 
 A user's mistake is a :class:`UserError`; a broken invariant is an ``assert``. The command line
 prints a :class:`UserError` on rank 0, without a traceback, and exits with status 2.
@@ -109,7 +109,7 @@ class Finding:
         return {key: value for key, value in vars(self).items() if key not in ("rows", "suspects")}
 
 
-class Report:
+class Findings:
     """All findings about the data and the options of a recipe.
 
     A training raises all errors at once and prints the rest; ``check`` prints all findings.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, cast
 
-from finetune.errors import Report, counted
+from finetune.errors import Findings, counted
 from finetune.training.arguments import ArgumentValues, FinetuneArguments, shards
 
 #: With fewer steps a pretrained model is often undertrained: docs/decisions/too-few-steps.md.
@@ -15,7 +15,7 @@ _LOWEST_RATE_OF_ADAPTERS = 1e-4
 
 
 def refuse_combinations(
-    values: ArgumentValues, typed: Mapping[str, Any], has_adapter: bool, report: Report
+    values: ArgumentValues, typed: Mapping[str, Any], has_adapter: bool, report: Findings
 ) -> None:
     """Report options that exclude each other; ``typed`` are those of the user."""
     for name in ("num_train_epochs", "max_steps", "dry_run"):
@@ -26,7 +26,7 @@ def refuse_combinations(
 
 
 def report_schedule(
-    values: ArgumentValues, steps: int, report: Report, *, is_text: bool, has_adapter: bool
+    values: ArgumentValues, steps: int, report: Findings, *, is_text: bool, has_adapter: bool
 ) -> None:
     """Warn if the learning rate stays low, or if a pretrained text model gets few steps."""
     warmup_steps = FinetuneArguments.get_warmup_steps(cast(Any, values), steps)

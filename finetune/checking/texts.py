@@ -17,7 +17,7 @@ from finetune.data import arrow, digests
 from finetune.data.encoding import Encoder
 from finetune.data.targets import EXCLUDE, report_rows, source_rows
 from finetune.data.tokenize import read_by_model
-from finetune.errors import Report
+from finetune.errors import Findings
 
 #: The most rows of a split that are checked; of more rows, a random sample.
 _MAX_ROWS = 100_000
@@ -67,7 +67,7 @@ _MUCH_UNKNOWN, _MAX_EQUAL_SHARE = 0.05, 0.5
 _SUSPICIOUS_TRUNCATED = 0.25
 
 
-def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report: Report) -> None:
+def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report: Findings) -> None:
     """Report damaged texts in a split; missing texts are skipped.
 
     ``rows`` are rows of the source, ``columns`` the user's names of its text columns.
@@ -95,7 +95,7 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
             report_rows(report, name, description + suffix, fix, positions, rows, split, **how)
 
 
-def find_other_languages(rows: Dataset, column: str, report: Report) -> None:
+def find_other_languages(rows: Dataset, column: str, report: Findings) -> None:
     """Report training texts in another language than most of them, detected by ``py3langid``."""
     from py3langid import rank
 
@@ -168,7 +168,7 @@ class TokenSample:
             f"--max_length {max_length}"
         )
 
-    def report_lengths(self, max_length: int, report: Report) -> None:
+    def report_lengths(self, max_length: int, report: Findings) -> None:
         """Report :meth:`describe_lengths`: a warning if many texts are truncated."""
         share = self.share_truncated(max_length)
         add = report.warning if share > _SUSPICIOUS_TRUNCATED else report.info
@@ -180,7 +180,7 @@ class TokenSample:
             examined=self.total,
         )
 
-    def report_unknown(self, model: str, report: Report) -> None:
+    def report_unknown(self, model: str, report: Findings) -> None:
         """Report a large share of unknown tokens in the training texts."""
         share = 0.0
         if len(self.unknown):

@@ -385,5 +385,5 @@ def doctor(words: Sequence[str]) -> int:
         speeds = f"{speed:.2f}", f"{speed * bus_factor:.2f}"
         rows.append([f"{size / 1e6:.0f} MB", f"{seconds * 1e3:.2f}", *speeds])
     console.print_columns(["all-reduce", "ms", "GB/s", "bus GB/s"], rows)
-    distributed.leave()
+    distributed.leave_process_group()
     return 0

@@ -23,7 +23,7 @@ from finetune.data.labels import (
     read_label_column,
 )
 from finetune.data.targets import refuse_or_drop
-from finetune.errors import Report, UserError, suggestion
+from finetune.errors import Findings, UserError, suggestion
 
 
 def parse_names(flag: str, text: Any) -> list[str]:
@@ -39,7 +39,7 @@ def parse_names(flag: str, text: Any) -> list[str]:
 
 
 def require_columns(
-    dataset: DatasetDict, columns: Mapping[str, Sequence[str]], report: Report
+    dataset: DatasetDict, columns: Mapping[str, Sequence[str]], report: Findings
 ) -> None:
     """Check that columns exist, are named only once, and that text columns hold texts and label
     columns no bytes.
@@ -66,7 +66,7 @@ def require_columns(
     report.raise_errors()
 
 
-def _require_text(dataset: DatasetDict, flag: str, column: str, report: Report) -> None:
+def _require_text(dataset: DatasetDict, flag: str, column: str, report: Findings) -> None:
     for split, rows in dataset.items():
         kind = rows.data.schema.field(column).type
         is_text = arrow.is_text(kind)
@@ -96,7 +96,7 @@ def describe_columns(rows: Dataset, column: str) -> str:
 
 
 def read_label_columns(
-    dataset: DatasetDict, texts: Sequence[str], options: LabelOptions, report: Report
+    dataset: DatasetDict, texts: Sequence[str], options: LabelOptions, report: Findings
 ) -> dict[str, list[LabelColumn]]:
     """Return the label columns of each split, without the labels of rows that lack a text or label.
 
@@ -129,7 +129,7 @@ def read_label_columns(
     return columns
 
 
-def require_labelled(dataset: DatasetDict, input_column: str, report: Report) -> None:
+def require_labelled(dataset: DatasetDict, input_column: str, report: Findings) -> None:
     """Raise a ``UserError`` if ``load()`` returned other columns, or labels of another type."""
     require_columns(dataset, {"load()": [input_column, "label"]}, report)
     for split, rows in dataset.items():
@@ -142,7 +142,7 @@ def require_labelled(dataset: DatasetDict, input_column: str, report: Report) ->
 def require_rows(
     dataset: DatasetDict,
     names: Sequence[str],
-    report: Report,
+    report: Findings,
     source: Collection[str] | None = None,
 ) -> None:
     """Raise a ``UserError`` for empty splits, for training rows that all have the same label, and
@@ -199,7 +199,7 @@ def similar_names(names: Iterable[str]) -> list[list[str]]:
     return [group for _, group in sorted(groups.items()) if len(group) > 1]
 
 
-def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -> None:
+def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Findings) -> None:
     """Report labels in ``--label_map`` that the data does not have as an error, and classes with
     :func:`similar_names` as a warning. No classes are merged.
     """

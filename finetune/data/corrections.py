@@ -25,7 +25,7 @@ from finetune.data.prediction_columns import cell_text, free_name, usual_name
 from finetune.data.read import existing, read_file
 from finetune.data.read_text import ReadOptions
 from finetune.data.sources import Source
-from finetune.errors import Report, UserError, counted
+from finetune.errors import Findings, UserError, counted
 from finetune.runtime.files import replacing
 from finetune.runtime.formats import escape_formula
 
@@ -109,7 +109,7 @@ def apply(
     source: DatasetDict,
     column: str,
     files: Mapping[str, Sequence[str]],
-    report: Report,
+    report: Findings,
 ) -> tuple[DatasetDict, list[dict[str, Any]]]:
     """Return the splits with corrected labels and without excluded rows, and facts per file.
 

@@ -29,7 +29,7 @@ from datasets.fingerprint import Hasher
 
 from finetune.data import arrow, caches, images, targets
 from finetune.data.targets import EXCLUDE, MAX_SUSPECTS, RELABEL, report_rows, source_rows
-from finetune.errors import Report, counted
+from finetune.errors import Findings, counted
 from finetune.runtime import activity, files, internals
 from finetune.runtime.importing import require_packages
 
@@ -131,7 +131,7 @@ def seen_in(rows: Dataset, reference: Dataset, column: str) -> np.ndarray:
 
 
 def drop_repeated(
-    index: pd.DataFrame, dataset: DatasetDict, column: str, plan: Plan, report: Report
+    index: pd.DataFrame, dataset: DatasetDict, column: str, plan: Plan, report: Findings
 ) -> pd.DataFrame:
     """Return the index without leaks, duplicates and contradictions; ``report`` gets findings.
 

@@ -18,7 +18,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from finetune.data.stored_files import refuse_pointer
 from finetune.data.targets import refuse_or_drop
-from finetune.errors import Report, UserError
+from finetune.errors import Findings, UserError
 from finetune.runtime import activity
 
 
@@ -101,7 +101,7 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     return rows.cast_column("image", datasets.Image())
 
 
-def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> DatasetDict:
+def drop_unreadable(dataset: DatasetDict, report: Findings, *, drop: bool) -> DatasetDict:
     """Return ``dataset`` without missing and damaged images; without ``drop`` they are errors.
 
     Every image is decoded once, because only that finds truncated files.

@@ -22,7 +22,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 from finetune.data import targets
 from finetune.data.comma_list import split_pairs
 from finetune.data.targets import refuse_or_drop
-from finetune.errors import Report, UserError
+from finetune.errors import Findings, UserError
 
 _ADJACENT_STRINGS = re.compile(r"""['"]\s+['"]""")
 #: The values of a cell of ``--label_columns``, in lower case.
@@ -232,7 +232,7 @@ def looks_printed(value: Any) -> bool:
 
 
 def encode_names(
-    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Report
+    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Findings
 ) -> Encoded:
     """Encode labels as class ids: one id per row, or a list of ids for ``multi_label``.
 
@@ -287,7 +287,7 @@ def _order_classes(
     return [name for name in options.names if name in occurring]
 
 
-def _read_bits(group: Sequence[LabelColumn], split: str, report: Report) -> LabelColumn:
+def _read_bits(group: Sequence[LabelColumn], split: str, report: Findings) -> LabelColumn:
     """Return columns of 0 and 1 as one column whose values are lists of the names of the ones."""
     bits = []
     for column in group:
@@ -306,7 +306,7 @@ def _read_bits(group: Sequence[LabelColumn], split: str, report: Report) -> Labe
 
 
 def _read_names(
-    column: LabelColumn, split: str, options: LabelOptions, report: Report
+    column: LabelColumn, split: str, options: LabelOptions, report: Findings
 ) -> LabelColumn:
     """Return a column whose values are lists of class names; report the first invalid value.
 
@@ -347,7 +347,7 @@ def _class_name(value: Any) -> str:  # "1" for 1.0
     return str(value)
 
 
-def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report) -> Dataset:
+def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Findings) -> Dataset:
     """Return rows of new data with the class ids of a model whose classes are ``names``.
 
     Raises:
@@ -379,7 +379,7 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
 
 
 def encode_numbers(
-    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Report
+    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Findings
 ) -> Encoded:
     """Encode labels as float32: one number per row, or a list with a number per column.
 

@@ -43,7 +43,7 @@ def of_target(column: str, name: str) -> str:
     return f"{column} of {name}"
 
 
-def of_rank(column: str, place: int) -> str:
+def ranked_name(column: str, place: int) -> str:
     """Return the column name of the class, or the probability, at a rank from 1; ``column`` itself
     for rank 1, ``prediction_2`` for rank 2.
     """

@@ -30,7 +30,7 @@ from finetune.data.digests import drop_repeated
 from finetune.data.prediction_columns import OF_DATA
 from finetune.data.targets import refuse_or_drop, report_rows
 from finetune.data.times import lacks_year, read_times
-from finetune.errors import Report, UserError, counted
+from finetune.errors import Findings, UserError, counted
 
 #: The splits that are split off the training rows, in this order.
 HELD_OUT = ("test", "validation")
@@ -56,7 +56,7 @@ class Plan:
     drop_invalid: bool = False
 
 
-def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFrame:
+def build_index(dataset: DatasetDict, plan: Plan, report: Findings) -> pd.DataFrame:
     """Return the row index of a source, without training rows that lack a group or time, and
     without rows whose group is in an earlier split; they are reported as ``dropped_rows``.
 
@@ -122,7 +122,7 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
 
 
 def _read_groups(
-    dataset: DatasetDict, split: str, column: str, flag: str, report: Report
+    dataset: DatasetDict, split: str, column: str, flag: str, report: Findings
 ) -> pd.Series:
     rows = dataset[split]
     if column in rows.column_names:
@@ -131,7 +131,7 @@ def _read_groups(
     return pd.Series(index=range(len(rows)), dtype=object)
 
 
-def _report_spellings(names: pd.Index, flag: str, report: Report) -> None:
+def _report_spellings(names: pd.Index, flag: str, report: Findings) -> None:
     """Add a warning to ``report`` if groups differ only by case, blanks and the like."""
     similar = similar_names(names)
     if not similar:
@@ -160,7 +160,7 @@ def _read_texts(rows: Dataset, column: str, flag: str) -> pd.Series:
 
 
 def make_splits(
-    dataset: DatasetDict, plan: Plan, *, column: str, report: Report
+    dataset: DatasetDict, plan: Plan, *, column: str, report: Findings
 ) -> tuple[DatasetDict, str]:
     """Return the three splits, with rows in the order of the source, and how they were split.
 

@@ -16,7 +16,7 @@ import pandas as pd
 from datasets import ClassLabel, Dataset, List
 
 from finetune.data import ROW, arrow
-from finetune.errors import Finding, Report, Severity, Suspect, counted
+from finetune.errors import Finding, Findings, Severity, Suspect, counted
 
 #: The share of rows above which a finding is a warning instead of a fact.
 _SUSPICIOUS_SHARE = 0.01
@@ -100,7 +100,7 @@ def first_row(rows: Dataset, classes: Set[int]) -> list[int]:
 
 
 def report_rows(
-    report: Report,
+    report: Findings,
     name: str,
     description: str,
     fix: str,
@@ -145,7 +145,7 @@ def report_rows(
 
 
 def refuse_or_drop(
-    report: Report,
+    report: Findings,
     description: str,
     fix: str,
     positions: Any,

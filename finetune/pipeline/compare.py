@@ -18,7 +18,7 @@ from finetune.reporting.tables import Cell, Table, to_cells
 from finetune.runs.run import Run
 from finetune.statistics.estimates import holm
 from finetune.statistics.metrics import (
-    Metrics,
+    NamedMetrics,
     estimate,
     estimate_difference,
     recipe_metrics,
@@ -160,7 +160,7 @@ def read_same_rows(runs: Sequence[Run]) -> tuple[list[pd.DataFrame], list[Any]]:
     return frames, scored_rows
 
 
-def metrics_of(run: Run, rows: Any) -> Metrics:
+def metrics_of(run: Run, rows: Any) -> NamedMetrics:
     """Return the metrics of a run, and those that are reported for every recipe; ``rows`` are
     labels and outputs, from :meth:`Run.scored`.
     """

@@ -126,7 +126,7 @@ def evaluate(
             evaluated.adapt,
         )
         output = trainer.predict(evaluated.prepared["test"])
-        distributed.leave()
+        distributed.leave_process_group()
     rows = len(evaluated.splits["test"])
     metrics = scores(evaluated, "test", output, "test_")
     if data is None:

@@ -15,7 +15,7 @@ import torch
 from finetune.data import arrow, memory
 from finetune.data.corrections import FILE
 from finetune.data.read import READABLE
-from finetune.errors import Report, UserError, counted
+from finetune.errors import Findings, UserError, counted
 from finetune.exporting.module import model_loader
 from finetune.models import cpu
 from finetune.pipeline.events import Advanced, Progress, ignore
@@ -75,7 +75,7 @@ def predict(
     Raises:
         UserError: If the data or the options are not what the run can predict.
     """
-    errors = Report()
+    errors = Findings()
     with errors.collect():
         request = _request(run, None, options, trust_recipe, errors)
         if isinstance(data, pd.DataFrame):
@@ -137,7 +137,7 @@ def predict_file(
     ranks = distributed.ranks()
 
     def prepare() -> tuple[Request, Parts | None]:
-        errors = Report()
+        errors = Findings()
         if path:
             _check_output(path, source, errors)
         if resumable is None and (resume or ranks.world_size > 1):
@@ -178,7 +178,7 @@ def predict_file(
         for number, _, added in predicted(n for n in numbers if n not in complete):
             parts.write(number, added)
         distributed.gather(None)  # wait for the others
-        distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
+        distributed.leave_process_group()  # all at once: only rank 0 has work left
         seconds = time.perf_counter() - started
         if ranks.rank == 0:
             parts.join()
@@ -221,7 +221,7 @@ def _request(
     source: str | Path | None,
     values: dict[str, Any],
     trust_recipe: bool,
-    report: Report,
+    report: Findings,
     output: Path | None = None,
 ) -> Request:
     """Return a request; mistakes in ``values``, those of :class:`Options`, are reported."""
@@ -243,7 +243,7 @@ def _request(
     return request
 
 
-def _parse_options(values: Mapping[str, Any], report: Report) -> Options:
+def _parse_options(values: Mapping[str, Any], report: Findings) -> Options:
     names = [option.name for option in fields(Options)]
     if unknown := [name for name in values if name not in names]:
         report.error(f"unknown option {', '.join(unknown)} (available: {', '.join(names)})")
@@ -255,7 +255,7 @@ def _parse_options(values: Mapping[str, Any], report: Report) -> Options:
     return Options(**{name: value for name, value in values.items() if name in names})
 
 
-def _refuse_unused(request: Request, source: str | Path | None, report: Report) -> None:
+def _refuse_unused(request: Request, source: str | Path | None, report: Findings) -> None:
     """Report flags that have no effect on this input, output and model."""
     options, run = request.options, request.run
     is_image = isinstance(request.recipe, ImageRecipe)
@@ -285,7 +285,7 @@ def _notes(request: Request) -> list[str]:
     return notes
 
 
-def _check_output(output: Path, source: str | Path, report: Report) -> None:
+def _check_output(output: Path, source: str | Path, report: Findings) -> None:
     folder = output.parent
     other = Path(source).expanduser()
     is_input = output.exists() and other.exists() and output.samefile(other)

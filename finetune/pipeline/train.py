@@ -132,7 +132,7 @@ def run_training(
                 if settings.dry_run or prepared.is_done:
                     return _report_without_training(prepared)
                 trainer = _build_trainer(prepared)
-                trackers.take(trainer)
+                trackers.take_over(trainer)
                 if pruning is not None:
                     trainer.add_callback(pruning)
                 if writes_run(settings.values):
@@ -141,7 +141,7 @@ def run_training(
                     outputs = _train_and_predict(trainer, prepared, is_trial=pruning is not None)
                 del trainer
                 gc.collect()
-                distributed.leave()  # only rank 0 has work left
+                distributed.leave_process_group()  # only rank 0 has work left
                 if recording.run is not None:
                     if name := stopping.requested():  # a signal arrived since the training
                         raise Stopped(name)
@@ -183,7 +183,7 @@ def _report_without_training(prepared: Prepared) -> Run:
         page = run.path / "report.html"
         activity.say("the run is finished, nothing is left to train. Its results:")
         emit(Finished(run, page if page.exists() else None))
-    distributed.leave()
+    distributed.leave_process_group()
     return run
 
 
@@ -326,7 +326,7 @@ class _Recording:
                     hint = f"to resume at step {step:,}: {self.settings.resuming}"
             stop.args = (f"{str(stop) or 'interrupted'}; {hint}",)
             raise
-        except BaseException as error:  # no distributed.leave(): it would wait for the other ranks
+        except BaseException as error:  # the group stays: leaving waits for all ranks
             if self.run is not None:
                 status = "failed"
                 if isinstance(error, RunError):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
-from finetune.errors import Report, UserError
+from finetune.errors import Findings, UserError
 from finetune.recipe.options import RENAMED_PARTS, RecipeOptions, declare, option, validate
 from finetune.runtime import hub
 
@@ -76,7 +76,7 @@ class Recipe(RecipeOptions):
         declare(cls)
 
     def __post_init__(self) -> None:
-        self.report = Report()  # the findings about options and data
+        self.report = Findings()  # the findings about options and data
         self.row_source: Source | None = None  # set by read()
         self.split_how = ""  # a description of how rows were split
         self.corrections: Sequence[dict[str, Any]] = ()  # the facts of each file of corrections
@@ -386,7 +386,7 @@ class Recipe(RecipeOptions):
     @property
     def _scoring(self) -> Scoring:
         if self.metrics:
-            return self.scoring.of_names(self.metrics)
+            return self.scoring.from_names(self.metrics)
         return self.scoring
 
     @property

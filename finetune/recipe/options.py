@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from finetune.data.comma_list import format_option, split_values
-from finetune.errors import Report, UserError
+from finetune.errors import Findings, UserError
 from finetune.runtime.importing import require_packages
 from finetune.training.options import find_type_mistake, merge_options
 
@@ -249,14 +249,14 @@ def validate(recipe: Any) -> None:
         from finetune.data import memory
 
         recipe.dataset = memory.store(recipe.dataset)
-    report = Report()
+    report = Findings()
     _convert_values(recipe, report)
     report.raise_errors()
     _check_combinations(recipe, report)
     report.raise_errors()
 
 
-def _convert_values(recipe: Any, report: Report) -> None:
+def _convert_values(recipe: Any, report: Findings) -> None:
     hints = get_type_hints(type(recipe))
     for field in dataclasses.fields(recipe):
         name, form = field.name, field.metadata.get("metavar", "")
@@ -274,7 +274,7 @@ def _convert_values(recipe: Any, report: Report) -> None:
                     report.error(f"--{name} {value}: expected {expected}")
 
 
-def _check_combinations(recipe: Any, report: Report) -> None:
+def _check_combinations(recipe: Any, report: Findings) -> None:
     attributes: set[str] = set()
     for cls in type(recipe).__mro__:
         if not cls.__module__.startswith("finetune.recipe."):
@@ -297,7 +297,7 @@ def _check_combinations(recipe: Any, report: Report) -> None:
         report.error(f"--label_order {values['label_order']}: expected each class once")
 
 
-def _check_columns(recipe: Any, values: Mapping[str, Any], report: Report) -> None:
+def _check_columns(recipe: Any, values: Mapping[str, Any], report: Findings) -> None:
     for name in ("group_column", "label_column", "text_column"):
         value = values.get(name)
         other = "time_column" if name == "group_column" else f"{name}s"
@@ -309,7 +309,7 @@ def _check_columns(recipe: Any, values: Mapping[str, Any], report: Report) -> No
         report.error(f"--time_format {values['time_format']}: needs --time_column NAME")
 
 
-def _check_adapter(recipe: ModelOptions, report: Report) -> None:
+def _check_adapter(recipe: ModelOptions, report: Findings) -> None:
     if recipe.adapter is not None:
         with report.collect():
             require_packages("--adapter lora", "peft", extra="adapters")

@@ -102,7 +102,7 @@ class Trackers(TrainerCallback):
         self._variables = variables  # of the training, not of the requests before it
         self._trackers: dict[str, Any] = {}
 
-    def take(self, trainer: Trainer) -> None:
+    def take_over(self, trainer: Trainer) -> None:
         """Take the trackers of a trainer, which then calls only this callback."""
         for name, kind in _KINDS.items():
             tracker = trainer.pop_callback(kind)

@@ -161,7 +161,7 @@ def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool)
     if me.world_size == 1 or dist.is_initialized():
         return
     # DDP imports this module. If that happened after the group exists, its default arguments would
-    # keep the group alive after `leave`, with threads that can abort the interpreter at exit.
+    # keep the group alive after it is left, with threads that can abort the interpreter at exit.
     import torch.distributed.nn.functional
     from torch.distributed.rendezvous import rendezvous
 
@@ -179,7 +179,7 @@ def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool)
     )
 
 
-def leave() -> None:
+def leave_process_group() -> None:
     """Destroy the process group, if there is one."""
     import torch.distributed as dist
 

@@ -23,7 +23,7 @@ from finetune.sets import require_optuna
 from finetune.sets.run_set import RunSet
 from finetune.statistics.estimates import estimate_over_seeds
 from finetune.statistics.functions import Metric
-from finetune.statistics.metrics import Metrics, has_interval, most_rows
+from finetune.statistics.metrics import NamedMetrics, has_interval, most_rows
 
 PAGE = "report.html"
 
@@ -83,7 +83,7 @@ def finished_runs(run_set: RunSet) -> list[Run]:
     return runs
 
 
-def estimate_means(rows: Sequence[Any], metrics: Metrics) -> dict[str, dict[str, float]]:
+def estimate_means(rows: Sequence[Any], metrics: NamedMetrics) -> dict[str, dict[str, float]]:
     """Return the mean of each metric over the seeds, its interval, and the standard deviation
     between seeds: ``{"value": ..., "low": ..., "high": ..., "deviation": ...}``.
     """

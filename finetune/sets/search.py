@@ -107,7 +107,7 @@ def run_search(
         report(
             Noted("the trials that are left run in other processes: the last one ends the search")
         )
-        distributed.leave()
+        distributed.leave_process_group()
         return run_set
     count = _choose_on_rank_zero(study.count)
     if count < trials:

@@ -17,7 +17,7 @@ from optuna.distributions import (
 from finetune.config.parser import RUN_OPTIONS, RecipeParser
 from finetune.config.settings import Settings
 from finetune.data.comma_list import split_pairs
-from finetune.errors import Report, UserError
+from finetune.errors import Findings, UserError
 from finetune.recipe import Recipe
 from finetune.training.arguments import ArgumentValues
 from finetune.training.options import describe_unknown
@@ -63,7 +63,7 @@ def parse_space(text: str | Mapping[str, Any], recipe: type[Recipe]) -> dict[str
         UserError: With a line for each mistake.
     """
     pairs = list(text.items()) if isinstance(text, Mapping) else split_pairs(text)
-    report = Report()
+    report = Findings()
     names = RecipeParser(recipe).names
     groups = {f.name: f.metadata.get("group") for f in recipe.__dataclass_fields__.values()}
     space = {}

@@ -75,7 +75,7 @@ class Trials:
     Attributes:
         run_set: The set of their runs.
         space: The values of each option.
-        seed: Of the sampler.
+        seed: The seed of Optuna's sampler.
         pruner: One of :data:`PRUNERS`, made for the most epochs of a trial.
     """
 

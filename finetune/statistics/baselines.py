@@ -27,7 +27,7 @@ _MAX_FLOAT64_OUTPUTS = 50_000_000  # outputs of classes; more of them are float3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class BaselineData:
     """The data and options that baselines are fitted on."""
 
     splits: DatasetDict  # raw: train, test and, for thresholds, validation
@@ -37,13 +37,13 @@ class Source:
     note: Callable[[str], object]  # called with a sentence if fitting fails
 
 
-def of_classes(source: Source, classes: int) -> Iterator[tuple[str, np.ndarray]]:
+def class_baselines(data: BaselineData, classes: int) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the name of each single-label baseline, and the logarithms of its probabilities for the
     test rows, shape ``(rows, classes)``.
     """
-    labels = np.asarray(source.splits["train"]["label"][:])
+    labels = np.asarray(data.splits["train"]["label"][:])
     shares = np.bincount(labels, minlength=classes) / len(labels)
-    yield "majority class", np.broadcast_to(_logs(shares), (len(source.splits["test"]), classes))
+    yield "majority class", np.broadcast_to(_logs(shares), (len(data.splits["test"]), classes))
 
     def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
         predict = classifier(train, labels[rows], classes)
@@ -55,16 +55,16 @@ def of_classes(source: Source, classes: int) -> Iterator[tuple[str, np.ndarray]]
         return outputs
 
     name = "naive Bayes" if classes > MAX_CLASSES_OF_REGRESSION else "logistic regression"
-    yield from _bag_of_words(source, name, ["test"], bounds(classes), fit)
+    yield from _bag_of_words(data, name, ["test"], bounds(classes), fit)
 
 
-def of_labels(source: Source) -> Iterator[tuple[str, np.ndarray]]:
+def label_baselines(data: BaselineData) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the name of each multi-label baseline, and its logits for the validation rows, which
     thresholds are fitted on, and then the test rows, shape ``(rows, labels)``, float32.
     """
-    train = source.splits["train"]
+    train = data.splits["train"]
     is_positive = targets.indicators(train["label"][:], len(targets.class_names(train)))
-    shape = sum(len(source.splits[name]) for name in ("validation", "test")), is_positive.shape[1]
+    shape = sum(len(data.splits[name]) for name in ("validation", "test")), is_positive.shape[1]
     yield "prevalence", np.broadcast_to(_logits(is_positive.mean(axis=0)), shape)
 
     def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
@@ -75,15 +75,15 @@ def of_labels(source: Source) -> Iterator[tuple[str, np.ndarray]]:
         return logits
 
     bound = min(MAX_ROWS, MAX_SCORES // shape[1]), MAX_WEIGHTS // shape[1]
-    yield from _bag_of_words(source, "logistic regression", ["validation", "test"], bound, fit)
+    yield from _bag_of_words(data, "logistic regression", ["validation", "test"], bound, fit)
 
 
-def of_numbers(source: Source) -> Iterator[tuple[str, np.ndarray]]:
+def number_baselines(data: BaselineData) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the name of each regression baseline, and its values, ``(test rows, targets)``."""
-    train = source.splits["train"]
+    train = data.splits["train"]
     labels = np.asarray(targets.values(train), dtype=np.float32).reshape(len(train), -1)
     mean, spread = labels.mean(axis=0, dtype=np.float64), labels.astype(np.float64).std(axis=0)
-    yield "mean", np.tile(mean, (len(source.splits["test"]), 1))
+    yield "mean", np.tile(mean, (len(data.splits["test"]), 1))
 
     def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
         from sklearn.linear_model import Ridge
@@ -92,7 +92,7 @@ def of_numbers(source: Source) -> Iterator[tuple[str, np.ndarray]]:
         return np.asarray(model.predict(test).reshape(test.shape[0], -1) * spread + mean)
 
     bound = MAX_ROWS, MAX_WEIGHTS // labels.shape[1]
-    yield from _bag_of_words(source, "ridge regression", ["test"], bound, fit)
+    yield from _bag_of_words(data, "ridge regression", ["test"], bound, fit)
 
 
 def bounds(classes: int) -> tuple[int, int]:
@@ -135,7 +135,7 @@ def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], 
 
 
 def _bag_of_words(
-    source: Source,
+    data: BaselineData,
     model: str,
     splits: Sequence[str],
     bound: tuple[int, int],
@@ -148,21 +148,21 @@ def _bag_of_words(
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    train = source.splits["train"]
+    train = data.splits["train"]
     most_rows, most_terms = bound
-    if not (source.fit and isinstance(train.features[source.column], Value)):
+    if not (data.fit and isinstance(train.features[data.column], Value)):
         return
-    rows = np.random.default_rng(source.seed).permutation(len(train))[:most_rows]
+    rows = np.random.default_rng(data.seed).permutation(len(train))[:most_rows]
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=most_terms)
     # in batches, because reading a column loads all of it
-    columns = (source.splits[name].select_columns([source.column]) for name in splits)
-    texts = (text for rows in columns for batch in rows.iter(1000) for text in batch[source.column])
+    columns = (data.splits[name].select_columns([data.column]) for name in splits)
+    texts = (text for rows in columns for batch in rows.iter(1000) for text in batch[data.column])
     try:
-        terms = vectorizer.fit_transform(train[source.column][rows.tolist()])
+        terms = vectorizer.fit_transform(train[data.column][rows.tolist()])
         outputs = fit(terms, vectorizer.transform(texts), rows)
     except Exception as error:  # the run is complete without a baseline
         if "empty vocabulary" not in str(error):
-            source.note(failed(f"TF-IDF + {model}", error))
+            data.note(failed(f"TF-IDF + {model}", error))
         return
     sample = ""
     if len(train) > most_rows:

@@ -28,13 +28,13 @@ class Suspicion(NamedTuple):
 
 def most_confident(rows: ScoredRows) -> np.ndarray:
     """Return the row indices of wrong predictions, the most probable prediction first."""
-    wrong = np.flatnonzero(~rows.right)
+    wrong = np.flatnonzero(~rows.is_correct)
     return wrong[np.argsort(-rows.summary.confidence[wrong], kind="stable")]
 
 
 def farthest(rows: ScoredLabels) -> np.ndarray:
     """Return the indices of rows with a wrong prediction, the most confident mistake first."""
-    wrong = np.flatnonzero(~rows.right)
+    wrong = np.flatnonzero(~rows.is_correct)
     is_wrong = rows.decided[wrong] != rows.labels[wrong]
     gaps = np.abs(rows.probabilities.rows(wrong) - 0.5) * is_wrong
     return wrong[np.argsort(-gaps.max(axis=1, initial=0), kind="stable")]
@@ -48,7 +48,7 @@ def suspicion(rows: ScoredRows) -> Suspicion | None:
     (docs/decisions/suspected-labels.md). Returns None with fewer than 100 rows, or with an accuracy
     below 2/3: then too many of the most confident predictions are wrong.
     """
-    wrong = ~rows.right
+    wrong = ~rows.is_correct
     if len(rows) < 100 or wrong.mean() > 1 / 3:
         return None
     confident = len(rows) // 10
@@ -73,13 +73,13 @@ def worst_slices(
             names.append(f"{column} = " + table[column].astype("string"))
     names.append(pd.Series([f"true class '{rows.names[label]}'" for label in rows.labels]))
     slices: list[dict[str, Any]] = []
-    overall = float(rows.right.mean())
+    overall = float(rows.is_correct.mean())
     for slice_of_row in names:
-        by_slice = pd.Series(rows.right).groupby(slice_of_row.to_numpy(), sort=False)
-        for name, right in by_slice:
-            if 20 <= len(right) < len(rows):
-                accuracy = share(int(right.sum()), len(right))
-                facts = {"name": name, "rows": len(right), "accuracy": asdict(accuracy)}
+        by_slice = pd.Series(rows.is_correct).groupby(slice_of_row.to_numpy(), sort=False)
+        for name, correct in by_slice:
+            if 20 <= len(correct) < len(rows):
+                accuracy = share(int(correct.sum()), len(correct))
+                facts = {"name": name, "rows": len(correct), "accuracy": asdict(accuracy)}
                 slices.append({**facts, "lower": accuracy.high < overall})
     return sorted(slices, key=lambda facts: float(facts["accuracy"]["value"]))[:most]
 
@@ -92,13 +92,13 @@ def describe_calibration(rows: ScoredRows) -> dict[str, Any]:
     few rows: a calibrated model with these confidences stays below ``calibrated`` in 95% of test
     sets with this number of rows.
     """
-    confidence, right = rows.summary.confidence, rows.right
+    confidence, correct = rows.summary.confidence, rows.is_correct
     bin_of_row = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
-    gaps = np.bincount(bin_of_row, right - confidence, _BINS)
+    gaps = np.bincount(bin_of_row, correct - confidence, _BINS)
     variances = np.bincount(bin_of_row, confidence * (1 - confidence), _BINS)
     normal = np.random.default_rng(0).normal(size=(2000, _BINS))
     gaps_by_chance = np.abs(normal * np.sqrt(np.maximum(variances, 0))).sum(axis=1)
-    table = pd.DataFrame({"confidence": confidence, "accuracy": right.astype(float), "rows": 1})
+    table = pd.DataFrame({"confidence": confidence, "accuracy": correct.astype(float), "rows": 1})
     bins = table.groupby(bin_of_row).agg({"confidence": "mean", "accuracy": "mean", "rows": "sum"})
     return {
         "expected_calibration_error": float(np.abs(gaps).sum()) / len(rows),

@@ -128,16 +128,16 @@ def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.nd
             weight = 0.0
         if name not in names:
             hint = suggestion(name, names) if name else suggestion(number, ("balanced", "none"))
-            problem = f"no class '{name or number}'{hint}"
+            reason = f"no class '{name or number}'{hint}"
         elif not counts[names.index(name)]:
-            problem = f"no training row is of the class '{name}'"
+            reason = f"no training row is of the class '{name}'"
         elif name in weights or not _LOWEST_WEIGHT <= weight <= _HIGHEST_WEIGHT:
-            problem = f"expected one weight for '{name}', {_LOWEST_WEIGHT} to {_HIGHEST_WEIGHT:.0f}"
+            reason = f"expected one weight for '{name}', {_LOWEST_WEIGHT} to {_HIGHEST_WEIGHT:.0f}"
         else:
             weights[name] = weight
             continue
         mistakes.append(
-            f"--class_weights {part.strip()}: {problem} (expected balanced, none or "
+            f"--class_weights {part.strip()}: {reason} (expected balanced, none or "
             f"NAME=WEIGHT,NAME=WEIGHT with {list_names(names)})"
         )
     if mistakes:

@@ -116,7 +116,7 @@ class Group:
     source: torch.Tensor | None = None
     real: torch.Tensor | None = None
 
-    def take(self, tokens: torch.Tensor) -> torch.Tensor:
+    def rows_of(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the group's part of ``(all tokens, heads, size)`` as ``(sequences * heads, length,
         size)``.
         """
@@ -187,7 +187,7 @@ class _FewSequences(torch.autograd.Function):
         output = _empty_like(query, groups)
         with torch.autocast("cpu", enabled=False):
             for group in groups:
-                queries, keys, values = map(group.take, (query, key, value))
+                queries, keys, values = map(group.rows_of, (query, key, value))
                 weights = group.weights(queries, keys, scaling)
                 group.put(output, torch.bmm(weights, values))
         ctx.save_for_backward(query, key, value)
@@ -203,7 +203,7 @@ class _FewSequences(torch.autograd.Function):
         empty = gradient.new_empty(())
         with torch.autocast("cpu", enabled=False):
             for group in groups:
-                queries, keys, values, gradients = map(group.take, (*inputs, gradient))
+                queries, keys, values, gradients = map(group.rows_of, (*inputs, gradient))
                 weights = group.weights(queries, keys, ctx.scaling)
                 group.put(grad_value, torch.bmm(weights.transpose(1, 2), gradients))
                 products = torch.bmm(gradients, values.transpose(1, 2))
