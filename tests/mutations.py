@@ -265,7 +265,7 @@ MUTATIONS = (
     ),
     Mutation(
         "--exclude leaves no row out",
-        "finetune/data/corrections.py",
+        "finetune/checking/corrections.py",
         '_parse_label(cell, train) if flag == "--relabel" else None',
         '_parse_label(cell, train) if flag != "" else None',
         ("C8",),

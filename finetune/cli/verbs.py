@@ -140,7 +140,7 @@ def check(words: Sequence[str]) -> int:
         "train with --relabel FILE.csv or --exclude FILE.csv",
     }
     typed, flags = Parser(check, flags_of_check).parse_known_args(words)
-    from finetune.checking import suspects as suspicious
+    from finetune.checking.suspects import refuse_path, write_findings
     from finetune.pipeline import check as checking
 
     try:
@@ -148,11 +148,11 @@ def check(words: Sequence[str]) -> int:
         console.import_libraries("finetune.training.arguments")
         suspects = None if typed.suspects is None else Path(typed.suspects).expanduser()
         if suspects is not None:
-            suspicious.refuse_path(suspects)
+            refuse_path(suspects)
         settings = Settings.from_command_line(typed.recipe, flags)
         result = checking.check_settings(settings, deep=typed.deep)
         if suspects is not None:
-            count = suspicious.write(suspects, result.findings, settings.recipe)
+            count = write_findings(suspects, result.findings, settings.recipe)
             console.print_stderr(f"{suspects}: {counted(count, 'suspicious row')}")
     except UserError as error:
         if not typed.json:

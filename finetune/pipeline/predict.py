@@ -12,8 +12,8 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
+from finetune.checking.suspects import FILE
 from finetune.data import arrow, memory
-from finetune.data.corrections import FILE
 from finetune.data.read import READABLE
 from finetune.errors import Findings, UserError, counted
 from finetune.exporting.module import model_loader

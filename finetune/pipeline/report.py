@@ -3,19 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from finetune.data import corrections
-from finetune.data.prediction_columns import DIGEST, without_bytes
+from finetune.checking import suspects
 from finetune.data.targets import MAX_SUSPECTS
 from finetune.errors import RunError, UserError
 from finetune.pipeline import events
 from finetune.reporting import card
 from finetune.reporting import page as report_page
 from finetune.runs.run import Run
-from finetune.statistics import mistakes
-from finetune.statistics.scored import ScoredRows
-
-#: Confident mistakes in ``suspects.csv``, besides the labels that may be wrong.
-_MAX_MISTAKES = 50
 
 
 @dataclass(frozen=True)
@@ -48,47 +42,24 @@ def report(run: Run | str | Path, *, trust_recipe: bool = False) -> Report:
 
 
 def _write_suspects(run: Run) -> Path | None:
-    """Write the test rows whose label may be wrong, then the most confident mistakes.
-
-    Returns:
-        The path, or None if no row is suspicious or the task is not to choose one class. A file
-        that the user has edited is kept.
+    """Write the test rows that are suspicious, and return the path; None if there are none, or if
+    the task is not to choose one class. A file that the user has edited is kept.
     """
-    table = run.predicted_rows
-    path = run.path / corrections.FILE
-    if path.exists() and corrections.has_new_labels(path):
+    path = run.path / suspects.FILE
+    if path.exists() and suspects.has_new_labels(path):
         return path
     path.unlink(missing_ok=True)
     if not run.kind.has_one_class:
         return None
-    rows: ScoredRows = run.scored(table)
-    suspicion = report_page.suspicion(run, rows)
-    suspected = suspicion.rows[:MAX_SUSPECTS].tolist() if suspicion else []
-    reasons = dict.fromkeys(suspected, "label may be wrong")
-    wrong = [row for row in mistakes.most_confident(rows).tolist() if row not in reasons]
-    reasons |= dict.fromkeys(wrong[:_MAX_MISTAKES], "confident mistake")
-    user = without_bytes(run.user_rows)
-    suspects = []
-    for number, reason in reasons.items():
-        row = table.iloc[number]
-        if (text := row.get("text")) is None:
-            content, digest = row.get("file"), f"x{row[DIGEST]}"
-        else:
-            content, digest = text, corrections.text_digest(text)
-        suspects.append(
-            {
-                "split": run.manifest.data.tested_in,
-                "text": content,
-                "label": rows.names[rows.labels[number]],
-                "suggested": rows.names[rows.classes[number]],
-                "probability": round(float(rows.summary.confidence[number]), 4),
-                "why": reason,
-                "digest": digest,
-                "user": {name: user[name][number].as_py() for name in user.column_names},
-            }
-        )
-    if suspects:
-        return corrections.write_suspects(path, suspects, user.column_names)
+    predictions = run.predicted_rows
+    rows = run.scored(predictions)
+    suspected: list[int] = []
+    if (suspicion := report_page.suspicion(run, rows)) is not None:
+        suspected = suspicion.rows[:MAX_SUSPECTS].tolist()
+    split = run.manifest.data.tested_in
+    is_written = suspects.write_mistakes(path, split, predictions, rows, suspected, run.user_rows)
+    if is_written:
+        return path
     return None
 
 

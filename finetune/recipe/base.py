@@ -289,8 +289,9 @@ class Recipe(RecipeOptions):
     @functools.cached_property
     def splits(self) -> DatasetDict:
         """The raw splits, corrected and checked, with rows in the order of the source."""
+        from finetune.checking import corrections
         from finetune.checking.rows import check_rows, require_splits
-        from finetune.data import columns, corrections
+        from finetune.data import columns
 
         source = self.source
         columns.check_names(source, self.unmapped_labels, self.report)
