@@ -1,5 +1,6 @@
 """List the runs and the sets of runs in a directory; torch is not imported."""
 
+import itertools
 from pathlib import Path
 
 from finetune.errors import UserError, counted
@@ -22,9 +23,11 @@ def list_runs(directory: str | Path) -> dict[str, str]:
         elif (path / MANIFEST).exists():
             run = Run(path)
             try:
-                scores = run.metrics.test if run.status == "finished" else {}
-                texts = [f"{name} {format_number(value)}" for name, value in scores.items()]
-                lines[path.name] = "  ".join([f"{run.status:<11}", *texts[:3]])
+                words = [f"{run.status:<11}"]
+                if run.status == "finished":
+                    for name, value in itertools.islice(run.metrics.test.items(), 3):
+                        words.append(f"{name} {format_number(value)}")
+                lines[path.name] = "  ".join(words)
             except UserError as error:
                 lines[path.name] = str(error)
     if not lines:

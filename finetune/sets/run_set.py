@@ -66,7 +66,9 @@ class RunSet:
         Raises:
             UserError: If the directory has no ``set.json``.
         """
-        run_set = path if isinstance(path, RunSet) else cls(Path(path).expanduser())
+        run_set = path
+        if not isinstance(run_set, RunSet):
+            run_set = cls(Path(run_set).expanduser())
         if not is_set(run_set.path):
             raise UserError(f"{path} is not the directory of a set of runs: no {SET}")
         for run in run_set.runs[:1]:  # all have the same recipe
@@ -89,6 +91,8 @@ class RunSet:
 
 
 _SAME = "leave it out; the same command continues a set of runs"
+#: The end of the default directory of a set.
+_SUFFIXES = {"repeat": "seeds", "search": "search"}
 #: Options that a set of runs does not have, and why.
 _REFUSED = {
     "resume": _SAME,
@@ -127,23 +131,22 @@ def prepare_set(
             raise UserError(f"--{name}: {reason}")
     directory = base.output_dir
     if "output_dir" not in base.user_options:
-        suffix = "seeds" if kind == "repeat" else kind
-        directory = Path(f"{directory}-{suffix}")
-    own = without_none(typed)
+        directory = Path(f"{directory}-{_SUFFIXES[kind]}")
+    options = without_none(typed)
     if base.command.startswith("finetune.train("):
-        words = "".join(f", {name}={value!r}" for name, value in own.items())
+        words = "".join(f", {name}={value!r}" for name, value in options.items())
         command = f"{base.command[:-1]}{words})".replace("finetune.train", f"finetune.{kind}", 1)
     else:
-        flags = shlex.join(f"--{name}={value}" for name, value in own.items())
+        flags = shlex.join(f"--{name}={value}" for name, value in options.items())
         command = f"{base.command.replace('-m finetune', f'-m finetune {kind}', 1)} {flags}"
     # another process may train in the directory of the first run
     unused = {"output_dir": str(directory / "preparation"), "dry_run": True}
     with reporting(progress):
         prepared = prepare_job(base.with_options({**changes, **unused}))
         training = {**prepared.settings.training, "output_dir": str(directory)}
-        shown = replace(prepared.settings, training=training, command=command)
-        emit(Started(shown, shown.arguments, prepared.steps, model=None))
-    return replace(prepared, settings=shown)
+        settings = replace(prepared.settings, training=training, command=command)
+        emit(Started(settings, settings.arguments, prepared.steps, model=None))
+    return replace(prepared, settings=settings)
 
 
 def open_set(
@@ -165,7 +168,9 @@ def open_set(
     values = settings.values
     texts = {name: str(distribution) for name, distribution in (space or {}).items()}
     metric = str(values.metric_for_best_model).removeprefix("eval_")
-    is_greater = values.greater_is_better
+    greater_is_better = values.greater_is_better
+    if greater_is_better is None:
+        greater_is_better = not metric.endswith("loss")
     compared = {n: v for n, v in prepared.configuration.items() if n not in ANNOUNCED}
     compared |= {name: getattr(values, name) for name in ("eval_strategy", "eval_steps")}
     manifest = SetManifest(
@@ -173,7 +178,7 @@ def open_set(
         recipe=settings.name,
         command=settings.command,
         metric=metric,
-        greater_is_better=not metric.endswith("loss") if is_greater is None else is_greater,
+        greater_is_better=greater_is_better,
         configuration={n: v for n, v in compared.items() if n not in texts},
         space=texts,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
@@ -77,12 +77,15 @@ def run_search(
         raise UserError(f"--trials {trials}: expected 1 or more")
     if pruner not in PRUNERS:
         raise UserError(f"--pruner {pruner}: expected {', '.join(PRUNERS)}")
-    report = progress if distributed.is_main_process() else ignore
+    is_main = distributed.is_main_process()
+    note = progress if is_main else ignore
     base.report.raise_errors()
     if "load_best_model_at_end" not in base.user_options:  # even where rows are few
         base = base.with_options({"load_best_model_at_end": True})
     recipe = type(base.recipe)
-    distributions = parse_space(space, recipe) if space is not None else {}
+    distributions = {}
+    if space is not None:
+        distributions = parse_space(space, recipe)
     first = {name: list_values(part)[0] for name, part in distributions.items()}
     _require_checkpoints(base.with_options(first).values)
     check_values(distributions, base)
@@ -91,36 +94,34 @@ def run_search(
     values = prepared.settings.values
     if not distributions:
         default = default_space(prepared.settings.recipe.kind.name, values, base.user_options)
-        report(Noted(f"--space {default}"))
+        note(Noted(f"--space {default}"))
         distributions = parse_space(default, recipe)
     run_set = open_set("search", prepared, distributions)
     stopper = PRUNERS[pruner](most_epochs(distributions, values))
     study = Trials(run_set, distributions, values.seed, stopper)
-    while (trial := _choose_on_rank_zero(lambda: study.ask(trials))) is not None:
+    while (trial := distributed.on_main_process(lambda: study.ask(trials))) is not None:
         try:
             _run_trial(trial, study, base, progress)
         finally:
             files.unlock(trial.path)
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
-    winner = _choose_on_rank_zero(study.choose_winner)
+    winner = distributed.on_main_process(study.choose_winner)
     if winner is None:
-        report(
-            Noted("the trials that are left run in other processes: the last one ends the search")
-        )
+        note(Noted("the trials that are left run in other processes: the last one ends the search"))
         distributed.leave_process_group()
         return run_set
-    count = _choose_on_rank_zero(study.count)
+    count = distributed.on_main_process(study.count)
     if count < trials:
-        report(
+        note(
             Noted(
                 f"all {count} combinations of the values in --space have been trained: the search "
                 f"ends before trial {trials}"
             )
         )
-    report(Noted(f"{winner.path.name} is the best of {count}: evaluating it on the test rows"))
+    note(Noted(f"{winner.path.name} is the best of {count}: evaluating it on the test rows"))
     run_one(base.with_options({**winner.changes, "resume": True}), progress)
-    if distributed.is_main_process() and (note := study.finish(winner, base.user_options)):
-        report(Noted(note))
+    if is_main and (gap_note := study.finish(winner, base.user_options)):
+        note(Noted(gap_note))
     return run_set
 
 
@@ -173,12 +174,3 @@ def _require_checkpoints(values: ArgumentValues) -> None:
         raise UserError("--save_only_model: a search resumes its best trial to test it")
     if not values.load_best_model_at_end:
         raise UserError("--load_best_model_at_end false: a trial is judged by its best evaluation")
-
-
-def _choose_on_rank_zero(choose: Callable[[], Any]) -> Any:
-    """Return what a function returns on rank 0, or raise its error, on every rank."""
-    results = distributed.gather(
-        # which is also called on the first rank of every other machine
-        distributed.main_process_first(lambda: choose() if distributed.is_main_process() else None)
-    )
-    return results[0]
