@@ -143,9 +143,9 @@ class Findings:
         """Add an error, which :meth:`raise_errors` raises; ``details`` as in :meth:`info`."""
         self.add(Finding(name=name, severity="error", message=message, **details))
 
-    def fail(self, message: str, name: str = "refused", **details: Any) -> NoReturn:
+    def fail(self, message: str, **details: Any) -> NoReturn:
         """Add an error that makes further checks impossible, and raise all errors."""
-        self.error(message, name, **details)
+        self.error(message, **details)
         raise UserError(*self.sentences("error"))
 
     @contextlib.contextmanager

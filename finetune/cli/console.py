@@ -76,9 +76,9 @@ def print_columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def print_parts(*parts: Table | str) -> None:
     """Print sentences, and tables under their captions, with blank lines between them; the notes of
-    a column of a table, if any, are a column after it.
+    a column of a table, if any, are a column after it. Tables without rows are left out.
     """
-    for table in parts:
+    for table in filter(None, parts):
         if isinstance(table, str):
             print_line(f"\n{table}")
             continue

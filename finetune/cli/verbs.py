@@ -3,8 +3,6 @@
 Its docstring is shown by ``--help``. Under a launcher every rank runs it; rank 0 prints.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json
@@ -323,7 +321,7 @@ def compare(words: Sequence[str]) -> int:
     settings = tables.settings(comparison.names, comparison.settings)
     note = f"predictions differ on {counted(len(comparison.disagreements), 'row')}: see {page}"
     scores = comparison.scores(comparison.headline)
-    console.print_parts(scores, *comparison.verdicts, *settings, note)
+    console.print_parts(scores, *comparison.verdicts, settings, note)
     return 0
 
 

@@ -1,7 +1,5 @@
 """Export the model of a run to ONNX, and check the export against the run."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import logging

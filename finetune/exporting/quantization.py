@@ -7,8 +7,6 @@ answer to a text depend on the other texts. An embedding has a scale for each to
 vocabulary. All operators are those of ONNX. See ``docs/decisions/int8.md``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Compare the answers of an export with those of the model in fp32, and with each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -221,7 +221,7 @@ def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
     examples = Table("Most confident disagreements", [*header, *names], rows)
     sections: dict[str, list[Any]] = {
         "Scores": [comparison.scores(list(comparison.metrics[0]))],
-        "Settings": tables.settings(names, comparison.settings) or ["All settings are the same."],
-        "Disagreements": [count, examples] if rows else [count],
+        "Settings": [tables.settings(names, comparison.settings) or "All settings are the same."],
+        "Disagreements": [count, examples],
     }
     tables.write_page(page, f"{len(frames)} runs on the same rows", comparison.verdicts, sections)

@@ -1,7 +1,5 @@
 """Compare two sets of seeds: is a change more than the luck of seeds and test rows?"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Train a recipe with several seeds: is a change more than the luck of a seed?"""
 
-from __future__ import annotations
-
 from typing import Any
 
 from finetune.config.settings import Settings

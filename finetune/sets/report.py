@@ -4,8 +4,6 @@ A score of one run depends on its seed as well as on the test rows. The mean ove
 standard deviation between seeds, and an interval for other seeds and other rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parse the space of a search: ``learning_rate=1e-5..1e-3:log,num_train_epochs=1..6,model=a|b``."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Collection, Mapping, Sequence

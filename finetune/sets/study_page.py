@@ -1,7 +1,5 @@
 """The report of a search: trials, history, and the importance of options."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The trials of a search, in rank 0: Optuna proposes their options, and is told their scores."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

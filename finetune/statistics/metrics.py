@@ -3,8 +3,6 @@
 Custom metrics are estimated in the same way, without limits on their values.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping
