@@ -140,8 +140,8 @@ def _find_changes(
         )
     changes = {}
     for row, requests in pairs[is_match].groupby("place"):
-        cell, *others = requests["new_label"].unique()
-        if others and flag == "--relabel":
+        cell, *other_cells = requests["new_label"].unique()
+        if other_cells and flag == "--relabel":
             mistakes.append(
                 f"{locate(requests['line'])} stand for the same content and label: give them the "
                 "same 'new_label', or remove a line"

@@ -244,12 +244,12 @@ def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Findings
             f"the column '{name}' alone predicts the label of {accuracy:.1%} of the training rows "
             f"(the most frequent class: {constant:.1%})"
         )
-        how: Any = dict(name="revealing_column", count=correct, examined=len(labels))
+        details: Any = dict(name="revealing_column", count=correct, examined=len(labels))
         if name in read:
             fix = "leave it out of --text_columns unless it is known before the label is"
-            report.warning(message, fix=fix, **how)
+            report.warning(message, fix=fix, **details)
         else:
-            report.info(f"{message}; the model does not read it", **how)
+            report.info(f"{message}; the model does not read it", **details)
 
 
 def _find_suspected_labels(rows: Dataset, column: str, report: Findings) -> None:

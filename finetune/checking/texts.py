@@ -89,10 +89,10 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
                 masks[name][places] = pc.match_substring_regex(texts, f"(?s){pattern}")
         for name, (_, description, fix) in _DAMAGES.items():
             severity = None if name == "no_words" else "warning"  # a few are normal
-            how: Any = dict(examined=size, severity=severity)
+            details: Any = dict(examined=size, severity=severity)
             fix = f"{fix}; else {EXCLUDE}"
             positions = sample[masks[name]]
-            report_rows(report, name, description + suffix, fix, positions, rows, split, **how)
+            report_rows(report, name, description + suffix, fix, positions, rows, split, **details)
 
 
 def find_other_languages(rows: Dataset, column: str, report: Findings) -> None:

@@ -288,9 +288,10 @@ def push(words: Sequence[str]) -> int:
     from finetune.reporting import tables
 
     pushed = push_run(typed.run, typed.repo, public=typed.public, dry_run=not typed.yes)
-    hint = "nothing was sent; to send the files, type it again with --yes"
-    done = pushed.url or "the repository has these files already: no commit"
-    console.print_parts(tables.push(pushed, is_sent=typed.yes), done if typed.yes else hint)
+    outcome = "nothing was sent; to send the files, type it again with --yes"
+    if typed.yes:
+        outcome = pushed.url or "the repository has these files already: no commit"
+    console.print_parts(tables.push(pushed, is_sent=typed.yes), outcome)
     return 0
 
 
@@ -316,7 +317,7 @@ def compare(words: Sequence[str]) -> int:
     from finetune.pipeline.compare import compare as compare_runs
     from finetune.reporting import tables
 
-    page = typed.output or _free_page("comparison")
+    page = typed.output or _free_page()
     comparison = compare_runs(typed.runs, page, trust_recipe=typed.trust_recipe)
     settings = tables.settings(comparison.names, comparison.settings)
     note = f"predictions differ on {counted(len(comparison.disagreements), 'row')}: see {page}"
@@ -325,13 +326,13 @@ def compare(words: Sequence[str]) -> int:
     return 0
 
 
-def _free_page(name: str) -> str:
-    """Return ``NAME.html``, or ``NAME.1.html`` and so on if that exists."""
-    page = f"{name}.html"
+def _free_page() -> str:
+    """Return ``comparison.html``, or ``comparison.1.html`` and so on if that exists."""
+    page = "comparison.html"
     for number in itertools.count(1):
         if not Path(page).exists():
             break
-        page = f"{name}.{number}.html"
+        page = f"comparison.{number}.html"
     return page
 
 

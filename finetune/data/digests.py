@@ -148,10 +148,12 @@ def drop_repeated(
     if "time" in index:  # the oldest first
         index = index.sort_values(["split", "time"], kind="stable")
 
-    def report_part(name: str, description: str, fix: str, rows: pd.DataFrame, **how: Any) -> None:
+    def report_part(
+        name: str, description: str, fix: str, rows: pd.DataFrame, **details: Any
+    ) -> None:
         for split, positions in rows.sort_index().groupby("split", observed=True)["row"]:
-            how |= dict(rows=dataset[split], split=split)
-            report_rows(report, name, description, fix, positions, **how)
+            details |= dict(rows=dataset[split], split=split)
+            report_rows(report, name, description, fix, positions, **details)
 
     earliest = index.groupby("digest", sort=False)["split"].transform("min")
     leaked = index[index["split"] > earliest]

@@ -149,7 +149,7 @@ def find_thousands(values: Iterable[Any]) -> tuple[str, str] | None:
     """Return two texts of numbers, such as ``796`` and ``1.277``, if the point is likely to
     separate thousands: three digits follow each point, and the numbers without one are below 1000.
     """
-    grouped, plain = set(), set()
+    grouped, ungrouped = set(), set()
     for value in values:
         if not isinstance(value, str):
             continue
@@ -157,12 +157,12 @@ def find_thousands(values: Iterable[Any]) -> tuple[str, str] | None:
         if re.fullmatch(r"[-+]?[1-9]\d{0,2}\.\d{3}", text):
             grouped.add(text)
         elif re.fullmatch(r"[-+]?\d{1,3}", text):
-            plain.add(text)
+            ungrouped.add(text)
         else:
             return None
-    if len(grouped) < 3 or not plain:
+    if len(grouped) < 3 or not ungrouped:
         return None
-    return min(plain), min(grouped)
+    return min(ungrouped), min(grouped)
 
 
 def natural_key(name: str) -> tuple[bool, float, str]:
@@ -394,16 +394,16 @@ def encode_numbers(
         parsed = []
         for column in group:
             if thousands := find_thousands(column.values):
-                plain, grouped = thousands
-                whole = grouped.replace(".", "")
+                ungrouped, grouped = thousands
+                digits = grouped.replace(".", "")
                 place = [str(value).strip() for value in column.values].index(grouped)
                 report.error(
-                    f"'{column.name}' holds {grouped!r} beside {plain!r}: the point may separate "
-                    f"thousands, as in {whole}",
+                    f"'{column.name}' holds {grouped!r} beside {ungrouped!r}: the point may "
+                    f"separate thousands, as in {digits}",
                     split=split,
                     rows=column.first_row(place),
-                    fix=f"expected numbers written alike, {whole} and {plain}, or {grouped} and "
-                    f"{plain}.000",
+                    fix=f"expected numbers written alike, {digits} and {ungrouped}, or {grouped} "
+                    f"and {ungrouped}.000",
                 )
             values = np.array([*map(parse_number, column.values), None], dtype=float)
             values[np.abs(values) > np.finfo(np.float32).max] = np.nan

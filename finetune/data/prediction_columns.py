@@ -50,9 +50,9 @@ def ranked_name(column: str, place: int) -> str:
     return column if place == 1 else f"{column}_{place}"
 
 
-def free_name(name: str, taken: Collection[str]) -> str:
-    """Return ``name`` with :data:`PREFIX` until neither it nor its next form is ``taken``."""
-    while name in taken or f"{PREFIX}{name}" in taken:
+def free_name(name: str, used_names: Collection[str]) -> str:
+    """Return ``name`` with :data:`PREFIX` until neither it nor its next form is used."""
+    while name in used_names or f"{PREFIX}{name}" in used_names:
         name = f"{PREFIX}{name}"
     return name
 

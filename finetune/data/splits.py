@@ -155,8 +155,8 @@ def _read_texts(rows: Dataset, column: str, flag: str) -> pd.Series:
         texts = texts.map(lambda text: str(json.loads(text)), na_action="ignore")
     texts = texts.where(texts.str.strip() != "")
     # as pandas writes whole numbers beside missing ones
-    whole: pd.Series = texts.str.replace(r"^(-?\d+)\.0$", r"\1", regex=True)
-    return whole
+    texts = texts.str.replace(r"^(-?\d+)\.0$", r"\1", regex=True)
+    return texts
 
 
 def make_splits(

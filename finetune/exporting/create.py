@@ -98,15 +98,14 @@ def export(
         session = TorchSession(model)
         rows = Verification(run, texts, labels, facts, lambda rows: encoder.logits(rows, session))
         check = rows.check(directory, facts)
-        differs = check["changed"] or not check["largest_difference"] <= _MAX_DIFFERENCE
-        if differs or _depends_on_neighbours(check):
+        if _has_changed(check) or _has_changed(check["neighbours"]):
             raise RunError(f"{run.path}: the export does not answer as the run: {_listed(check)}")
         facts = _write_facts(directory, facts, check=check | _measure(directory, facts))
         if quantize:
             quantize_weights(directory / MODEL)
             facts = _write_facts(directory, facts)
             check = rows.check(directory, facts)
-            if _depends_on_neighbours(check):
+            if _has_changed(check["neighbours"]):
                 raise RunError(f"{run.path}: --quantize {quantize}: {_listed(check)}")
             if check["changed"] > _MAX_CHANGED_SHARE * check["rows"] and not accept_changes:
                 hint = "add --accept_changes, or export without --quantize"
@@ -127,9 +126,8 @@ def _validation_rows(run: Run, recipe: Any) -> tuple[list[Any], np.ndarray]:
     return texts, run.kind.targets(values(rows))
 
 
-def _depends_on_neighbours(check: dict[str, Any]) -> bool:
-    neighbours = check["neighbours"]
-    return bool(neighbours["changed"] or not neighbours["largest_difference"] <= _MAX_DIFFERENCE)
+def _has_changed(check: dict[str, Any]) -> bool:
+    return bool(check["changed"] or not check["largest_difference"] <= _MAX_DIFFERENCE)
 
 
 def _listed(check: dict[str, Any]) -> str:

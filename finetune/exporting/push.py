@@ -26,11 +26,26 @@ from finetune.runtime import hub
 _CARD = "README.md"
 _READ = (_CARD, "config.json", "tokenizer_config.json", "metrics.json")  # for local paths
 _SENT = (  # if the run has it; nothing else is sent
-    *(*_READ, "model*.safetensors", "model.safetensors.index.json", TOKENIZER, "vocab.json"),
-    *("special_tokens_map.json", "added_tokens.json", "vocab.txt", "merges.txt", "*.tiktoken"),
-    *("tokenizer.model", "spiece.model", "spm.model", "sentencepiece*.model", "bpe.codes"),
-    *("preprocessor_config.json", "processor_config.json"),
-    *(f"{FOLDER}/{name}" for name in (MODEL, TOKENIZER, EXPORT)),
+    *_READ,
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    TOKENIZER,
+    "vocab.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.tiktoken",
+    "tokenizer.model",
+    "spiece.model",
+    "spm.model",
+    "sentencepiece*.model",
+    "bpe.codes",
+    "preprocessor_config.json",
+    "processor_config.json",
+    f"{FOLDER}/{MODEL}",
+    f"{FOLDER}/{TOKENIZER}",
+    f"{FOLDER}/{EXPORT}",
 )
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that has write permission"
 

@@ -37,8 +37,7 @@ class Verification:
     ) -> None:
         self._run = run
         self._rows = len(texts)
-        made = _make_texts(texts, facts.encoding["max_length"])
-        self._texts = [*texts, *made]
+        self._texts = [*texts, *_make_texts(texts, facts.encoding["max_length"])]
         self._labels = np.resize(labels, (len(self._texts), *labels.shape[1:]))
         spread = np.linspace(0, self._rows - 1, min(_ALONE, self._rows)).astype(int)
         self._alone = np.append(spread, np.arange(self._rows, len(self._texts)))
@@ -58,10 +57,11 @@ class Verification:
             alone[number] = encoder.logits([self._texts[number]], session)[0]
         texts = [self._texts[number] for number in self._alone]
         padded[self._alone] = encoder.logits(texts, _PaddedSession(session, facts))
-        others = [self._agreement(alone, outputs), self._agreement(alone, padded)]
+        agreements = [self._agreement(alone, outputs), self._agreement(alone, padded)]
         neighbours: dict[str, Any] = {"rows": len(texts)}
         for name in ("changed", "largest_difference"):
-            neighbours[name] = np.max([other[name] for other in others]).item()  # NaN if one is
+            values = [agreement[name] for agreement in agreements]
+            neighbours[name] = np.max(values).item()  # NaN if one is
         return self._agreement(self._reference, outputs) | {"neighbours": neighbours}
 
     def scores(self, directory: Path, facts: Facts) -> dict[str, Any]:
@@ -109,8 +109,8 @@ def _make_texts(texts: Sequence[Any], max_length: int) -> list[Any]:
     counts = [1]
     while counts[-1] < max_length:
         counts.append(min(_STEP * counts[-1], max_length))
-    made = []
+    rows: list[Any] = []
     for count in counts:
         row = tuple(" ".join(part[:count]) for part in words)
-        made.append(row if isinstance(texts[0], tuple) else row[0])
-    return made
+        rows.append(row if isinstance(texts[0], tuple) else row[0])
+    return rows

@@ -43,8 +43,12 @@ FRESH_HEAD = "_has_fresh_head"
 _SMALL_VIT = embedded.PREFIX + "vit"
 _SIDE = 28  # its image size in pixels
 _SMALL_VIT_CONFIG = {
-    **dict(image_size=_SIDE, patch_size=7, hidden_size=96, num_hidden_layers=4),
-    **dict(num_attention_heads=4, intermediate_size=192),
+    "image_size": _SIDE,
+    "patch_size": 7,
+    "hidden_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 192,
     "initializer_range": 0.1,  # not pretrained: with 0.02 it learns half as fast
 }
 

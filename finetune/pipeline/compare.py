@@ -90,10 +90,9 @@ def compare(
     if not headline:
         raise UserError(f"{first.path}: expected a metric that is a number, found none to compare")
     frames, scored_rows = read_same_rows(loaded)
-    others = scored_rows[1:]
     metrics = metrics_of(first, scored_rows[0])
-    differences = [estimate_difference(scored_rows[0], rows, metrics) for rows in others]
-    distance = np.max([distances(scored_rows[0], rows) for rows in others], axis=0)
+    differences = [estimate_difference(scored_rows[0], rows, metrics) for rows in scored_rows[1:]]
+    distance = np.max([distances(scored_rows[0], rows) for rows in scored_rows[1:]], axis=0)
     names = [str(run.path) for run in loaded]
     comparison = Comparison(
         names=names,

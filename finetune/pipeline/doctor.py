@@ -23,8 +23,15 @@ from finetune.runtime import __version__, distributed
 _INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "gloo", "NCCL_SOCKET_IFNAME": "nccl"}
 #: Environment variables to show if they are set. A fixed list, so that no token is ever shown.
 _VARIABLES = (
-    *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", *_INTERFACE_VARIABLES),
-    *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_DEBUG", "OMP_NUM_THREADS"),
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "CUDA_VISIBLE_DEVICES",
+    *_INTERFACE_VARIABLES,
+    "NCCL_P2P_DISABLE",
+    "NCCL_SHM_DISABLE",
+    "NCCL_IB_DISABLE",
+    "NCCL_DEBUG",
+    "OMP_NUM_THREADS",
 )
 #: DDP sends gradients in a bucket of 1 MB, then buckets of 25 MB; MiniLM-L6 has 91 MB in total.
 _MEGABYTES = (1, 25, 91)

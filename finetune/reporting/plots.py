@@ -34,11 +34,22 @@ SHADES = LinearSegmentedColormap.from_list("shades", [f"{BLUE}00", f"{BLUE}CC"])
 WIDTH = 4.6  # inches
 #: The style for ``matplotlib.rc_context``, in which plots are drawn and written.
 STYLE: Any = {
-    **{f"{name}color": INK for name in ("axes.edge", "axes.label", "text.", "xtick.", "ytick.")},
-    **{"axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left"},
-    **{"axes.titlesize": 11, "font.size": 10, "font.family": "sans-serif"},
-    **{"legend.fontsize": 9.5, "legend.frameon": False, "lines.markersize": 5},
-    **{"svg.fonttype": "none", "svg.hashsalt": "finetune"},
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "font.size": 10,
+    "font.family": "sans-serif",
+    "legend.fontsize": 9.5,
+    "legend.frameon": False,
+    "lines.markersize": 5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "finetune",
 }
 #: With fewer test rows, or fewer rows of a class, curves are noise.
 _MIN_ROWS = 100

@@ -25,8 +25,15 @@ _SHARED_GROUPS = ("data", "splits", "labels")
 #: Training arguments that choose the best trial, or where and when it is evaluated and saved.
 _SHARED = {
     *RUN_OPTIONS,
-    *("output_dir", "resume", "resume_from_checkpoint", "metric_for_best_model"),
-    *("greater_is_better", "eval_strategy", "save_strategy", "load_best_model_at_end", "metrics"),
+    "output_dir",
+    "resume",
+    "resume_from_checkpoint",
+    "metric_for_best_model",
+    "greater_is_better",
+    "eval_strategy",
+    "save_strategy",
+    "load_best_model_at_end",
+    "metrics",
 }
 _MAX_TRIED_VALUES = 32  # values of a dimension that are checked before the first trial
 

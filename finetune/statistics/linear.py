@@ -82,7 +82,7 @@ def fit_classes(
     if classes > MAX_CLASSES_OF_REGRESSION:
         one_hot = np.eye(classes)[labels]
         return fit_numbers(features, _HIGHEST * one_hot, has_bias=has_bias)
-    scaler = _Scaler.of(features, has_bias)
+    scaler = _Scaler.fit(features, has_bias)
     weight = np.zeros((classes, features.shape[1]))
     bias = np.zeros(classes)
     present, targets = np.unique(labels, return_inverse=True)
@@ -138,7 +138,7 @@ def fit_numbers(features: np.ndarray, targets: np.ndarray, *, has_bias: bool = T
     from sklearn.linear_model import RidgeCV
     from threadpoolctl import threadpool_limits
 
-    scaler = _Scaler.of(features, has_bias)
+    scaler = _Scaler.fit(features, has_bias)
     deviation = targets.std(axis=0)
     deviation[deviation == 0] = 1
     with threadpool_limits(1):
@@ -156,7 +156,7 @@ class _Scaler:
     scale: float
 
     @classmethod
-    def of(cls, features: np.ndarray, has_bias: bool) -> "_Scaler":
+    def fit(cls, features: np.ndarray, has_bias: bool) -> "_Scaler":
         features = features.astype(np.float64)
         mean = features.mean(axis=0) if has_bias else np.zeros(features.shape[1])
         deviation = np.sqrt(np.mean((features - mean) ** 2))

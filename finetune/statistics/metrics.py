@@ -47,10 +47,9 @@ _STANDARD = {
 _AREAS = ("roc_auc", "roc_area", "average_precision")
 _OVER_CLASSES = (*(f"{name}_macro" for name in AVERAGED), *_AREAS)
 #: 1 if higher is better, -1 if lower is better, by the name of a score.
-DIRECTIONS: Mapping[str, int] = {
-    **{row.name: row.direction for row in ROWS if not row.name.endswith("_binary")},
-    **{name: 1 for score in AVERAGED for name in (score, f"{score}_samples")},
-}
+DIRECTIONS = {row.name: row.direction for row in ROWS if not row.name.endswith("_binary")}
+for _name in AVERAGED:
+    DIRECTIONS |= {_name: 1, f"{_name}_samples": 1}
 
 
 def module_of(name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -143,5 +143,5 @@ def fit_threshold(logits: np.ndarray, is_positive: np.ndarray) -> float:
     lower = np.searchsorted(entries, levels)
     f1 = 2 * (len(positives) - first) / (len(entries) - lower + len(positives))
     best = len(f1) - 1 - int(np.argmax(f1[::-1]))  # of equal ones the highest threshold
-    below = entries[lower[best] - 1] if lower[best] else -np.inf
-    return float(expit(np.array([levels[best], below], dtype=np.float64)).mean())
+    next_lower = entries[lower[best] - 1] if lower[best] else -np.inf
+    return float(expit(np.array([levels[best], next_lower], dtype=np.float64)).mean())
