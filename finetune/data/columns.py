@@ -73,20 +73,31 @@ def _require_text(dataset: DatasetDict, flag: str, column: str, report: Findings
         is_label = flag.startswith("--label")
         if (is_text and split != "train") or (is_label and "binary" not in str(kind)):
             continue
-        parse = json.loads if kind == pa.json_() else lambda cell: cell
-        wrong: list[tuple[int, Any]] = []
-        for numbers, values in arrow.pieces(rows, column):
-            pairs = zip(numbers.tolist(), values.to_pylist(), strict=True)
-            cells = [(row, parse(cell)) for row, cell in pairs if cell is not None]
-            if is_text and any(parse_number(cell) is None for _, cell in cells):
-                wrong = []  # at least one text is not a number
-                break
-            wrong += [(row, cell) for row, cell in cells if is_text or not isinstance(cell, str)]
-        if wrong:
+        if wrong := _find_wrong_cells(rows, column):
             message = f"{flag}: expected texts in the column '{column}' of the {split} data, found "
             rows_in_source = targets.source_rows(rows)[[row for row, _ in wrong]].tolist()
             fix = "is it the right column?"
             report.error(f"{message}{wrong[0][1]!r:.60}", split=split, rows=rows_in_source, fix=fix)
+
+
+def _find_wrong_cells(rows: Dataset, column: str) -> list[tuple[int, Any]]:
+    """Return row and value of each cell that is no text; of a column of texts all cells, if each of
+    them is a number.
+    """
+    kind = rows.data.schema.field(column).type
+    is_text = arrow.is_text(kind)
+    wrong = []
+    for numbers, values in arrow.pieces(rows, column):
+        for row, cell in zip(numbers.tolist(), values.to_pylist(), strict=True):
+            if cell is None:
+                continue
+            if kind == pa.json_():
+                cell = json.loads(cell)
+            if is_text and parse_number(cell) is None:
+                return []
+            if is_text or not isinstance(cell, str):
+                wrong.append((row, cell))
+    return wrong
 
 
 def describe_columns(rows: Dataset, column: str) -> str:

@@ -106,14 +106,13 @@ def choose_splits(
         if split in split_names or not candidates:
             continue
         option = f"--dataset_splits {split}={shlex.quote(candidates[0])}"
+        chosen[split] = candidates[0]
         if len(candidates) > 1:
             mistakes.append(
                 f"{dataset}: expected one '{split}' split, found {', '.join(candidates)}; "
                 f"{option} chooses one, {split}={NONE} leaves it out"
             )
-            continue
-        chosen[split] = candidates[0]
-        if candidates != [split]:
+        elif candidates != [split]:
             facts.append(f"read '{candidates[0]}' as the {split} split ({option})")
     if mistakes:
         raise UserError(*mistakes)

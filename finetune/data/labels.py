@@ -314,31 +314,48 @@ def _read_names(
     invalid: it is an indicator vector, not a list of names.
     """
 
-    def is_class(label: Any) -> bool:  # a word or a whole number
-        return isinstance(label, str) or (isinstance(label, int | float) and label % 1 == 0)
-
-    is_set = options.task == "multi_label"
     names: list[list[str]] = []
     for place, value in enumerate(column.values):
-        labels = parse_list(value)
-        if labels is None and options.separator and not looks_printed(value):
-            labels = str(value).split(options.separator)
-            if any(part.strip().startswith('"') and part.count('"') == 1 for part in labels):
-                labels = None  # a separator within quotation marks
-        if is_set:
-            cell = [_class_name(label).strip() for label in labels or ()]
-            is_refused = labels is None or not all(map(is_class, labels))
-            is_refused |= len(set(cell)) < len(cell) and set(cell) <= {"0", "1", "False", "True"}
-        else:
+        labels = _split_cell(value, options.separator)
+        cell = None
+        if options.task == "multi_label":
+            cell = _set_of_names(labels)
+        elif labels is None and not isinstance(value, dict):
             cell = [_class_name(value)]
-            is_refused = labels is not None or isinstance(value, dict)
-        if is_refused:
+        if cell is None:
             message = f"--label_column: '{column.name}' holds {value!r}"
             rows = column.first_row(place)
             report.error(message, split=split, rows=rows, fix=EXPECTED.format(separator=";"))
             break
-        names.append([name for name in cell if name] if is_set else cell)
+        names.append(cell)
     return replace(column, values=names)
+
+
+def _split_cell(value: Any, separator: str | None) -> list[Any] | None:
+    """Return the labels in a cell with a list or with a separator; None if it is one label, or if
+    a separator is within quotation marks.
+    """
+    labels = parse_list(value)
+    if labels is None and separator and not looks_printed(value):
+        parts = str(value).split(separator)
+        if not any(part.strip().startswith('"') and part.count('"') == 1 for part in parts):
+            return parts
+    return labels
+
+
+def _set_of_names(labels: Sequence[Any] | None) -> list[str] | None:
+    """Return the class names of a multi-label cell; None if it is invalid."""
+    names = []
+    for label in labels or ():
+        if isinstance(label, (int, float)) and label % 1:
+            return None
+        if not isinstance(label, (int, float, str)):
+            return None
+        names.append(_class_name(label).strip())
+    is_indicator = len(set(names)) < len(names) and set(names) <= {"0", "1", "False", "True"}
+    if labels is None or is_indicator:
+        return None
+    return list(filter(None, names))
 
 
 def _class_name(value: Any) -> str:  # "1" for 1.0

@@ -1,6 +1,7 @@
 """Push a run to the Hub: model, tokenizer, card, metrics and export, in one commit."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -90,8 +91,8 @@ def push(run: Run | str | Path, repo: str, *, public: bool = False, dry_run: boo
         status = 0
         if isinstance(error, HfHubHTTPError):
             status = error.response.status_code
-        if problem := {401: "is not valid", 403: f"may not write to {repo}"}.get(status):
-            raise UserError(f"{api.endpoint}: the token {problem}; {_LOGIN}") from error
+        if mistake := {401: "is not valid", 403: f"may not write to {repo}"}.get(status):
+            raise UserError(f"{api.endpoint}: the token {mistake}; {_LOGIN}") from error
         reason = f"{error.__cause__ or error}".strip().partition("\n")[0]
         hint = "push again (a commit is made whole or not at all)"
         raise RunError(f"the push to {api.endpoint} failed: {reason}; {hint}") from error
@@ -108,19 +109,29 @@ def _files(run: Run) -> dict[str, Path]:
     if (run.path / FOLDER).exists():
         Export.of_run(run.path, "onnxruntime")  # refuses that of another model
     root = run.path.resolve()
-    paths = sorted({path for pattern in _SENT for path in root.glob(pattern)})
-    if links := [path for path in paths if path.resolve() != path]:
-        raise UserError(f"{links[0]} is a link: replace it by the file")
+    paths: set[Path] = set()
+    for pattern in _SENT:
+        paths.update(root.glob(pattern))
+    files = {}
+    for path in sorted(paths):
+        if path.resolve() != path:
+            raise UserError(f"{path} is a link: replace it by the file")
+        files[str(path.relative_to(root))] = path
+    _refuse_local_paths(run, files.values())
+    return files
+
+
+def _refuse_local_paths(run: Run, paths: Iterable[Path]) -> None:
     options = {**run.manifest.options, **run.manifest.arguments, "home": Path.home()}
     values = ",".join(map(str, options.values())).split(",")  # an option may have several paths
-    local = [value for value in values if re.match("/[^/]", value)]
+    local_paths = [value for value in values if re.match("/[^/]", value)]
     for path in paths:
         if path.name not in _READ:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
-        if private := [value for value in local if value in text]:
-            raise UserError(f"{path} has the local path {private[0]}: remove it")
-    return {str(path.relative_to(root)): path for path in paths}
+        for local_path in local_paths:
+            if local_path in text:
+                raise UserError(f"{path} has the local path {local_path}: remove it")
 
 
 def _send(api: HfApi, plan: Push) -> Push:

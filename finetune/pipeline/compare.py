@@ -80,9 +80,11 @@ def compare(
         count = "one" if runs else "none"
         raise UserError(f"compare: expected a list of two or more runs, found {count}")
     loaded = [Run.load(run, trust_recipe=trust_recipe) for run in runs]
-    path = None if page is None else Path(page).expanduser()
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise UserError(f"--output {page}: expected a file name in an existing directory")
+    path = None
+    if page is not None:
+        path = Path(page).expanduser()
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise UserError(f"--output {page}: expected a file name in an existing directory")
     if unfinished := [run.unfinished for run in loaded if run.unfinished]:
         raise UserError(*unfinished)
     first = loaded[0]
