@@ -110,7 +110,7 @@ def _find_changes(
     flag: str, path: Path, lines: pd.DataFrame, data: pd.DataFrame, train: Dataset
 ) -> pd.Series:
     """Return the new labels by their index in ``data``; None for rows to leave out."""
-    mistakes = list[str]()
+    mistakes = []
 
     def locate(numbers: pd.Series) -> str:
         return f"{flag} {path}, {Source(str(path)).locate('train', numbers.unique().tolist())}"

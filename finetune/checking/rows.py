@@ -178,7 +178,7 @@ def _find_revealing_words(rows: Dataset, column: str, report: Findings) -> None:
         return
     words = vectorizer.get_feature_names_out()
     texts = np.asarray(terms.sum(axis=0), dtype=np.int64).ravel()
-    rules: list[tuple[int, int, str]] = []  # texts of the class with the term; all texts with it
+    rules = []  # texts of the class with the term; all texts with it
     for label, size in zip(*np.unique(labels, return_counts=True), strict=True):
         hits = np.asarray(terms[labels == label].sum(axis=0), dtype=np.int64).ravel()
         low, _ = wilson(hits / texts, texts, _DEVIATIONS)

@@ -3,7 +3,6 @@
 Its docstring is shown by ``--help``. Under a launcher every rank runs it; rank 0 prints.
 """
 
-import importlib
 import itertools
 import json
 import os
@@ -97,11 +96,13 @@ def _run_set(
         require_hub(catalog.find(recipe), recipe_flags)
     console.import_libraries("finetune.training.trainer")
     from finetune.cli.screen import print_event
+    from finetune.sets.repeat import run_repeat
+    from finetune.sets.search import run_search
 
-    module: Any = importlib.import_module(f"finetune.sets.{verb.__name__}")
+    run = run_search if verb is search else run_repeat
     with stopping.handled():
         base = Settings.from_command_line(recipe, recipe_flags)
-        run_set = getattr(module, f"run_{verb.__name__}")(base, print_event, **options)
+        run_set = run(base, print_event, **options)
     if distributed.is_main_process():
         return _print_set(run_set)
     return 0

@@ -30,7 +30,7 @@ def cut(lengths: Sequence[int] | np.ndarray, budget: int) -> list[int]:
     The rows of a batch are padded to its first one. A batch has at most ``budget`` tokens, unless
     a single row has more: such a row is a batch of its own.
     """
-    sizes = list[int]()
+    sizes = []
     start = 0
     while start < len(lengths):
         sizes.append(min(max(1, budget // max(1, int(lengths[start]))), len(lengths) - start))

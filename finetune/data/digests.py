@@ -270,7 +270,7 @@ def _find_similar(
         activity.advance("comparing", count, len(candidates))
         bands_of_row = bands[row][bands[row] >= 0].tolist()
         is_train = splits[row] == "train"
-        rows_in_bands: set[int] = set()
+        rows_in_bands = set()
         for band in bands_of_row:
             rows_in_bands.update(members[band])
         neighbours = np.array(sorted(rows_in_bands), dtype=np.int64)

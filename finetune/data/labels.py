@@ -314,7 +314,7 @@ def _read_names(
     invalid: it is an indicator vector, not a list of names.
     """
 
-    names: list[list[str]] = []
+    names = []
     for place, value in enumerate(column.values):
         labels = _split_cell(value, options.separator)
         cell = None
@@ -384,7 +384,7 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Findin
             fix="--label_map OLD=NEW renames labels",
         )
     is_set = targets.is_set(rows)
-    labels: list[Any] = []
+    labels = []
     for value in targets.values(rows):
         labels.append(sorted(map(numbers.get, value)) if is_set else numbers[value])
     label = ClassLabel(names=list(names))

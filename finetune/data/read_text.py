@@ -252,7 +252,7 @@ def _compare_with_lines(path: Path, options: ReadOptions) -> list[str]:
     """
     row_count = 0
     line_count = 0
-    places: list[int] = []  # the first lines of rows with line breaks
+    places = []  # the first lines of rows with line breaks
     for record in itertools.islice(records(path, options), 1, None):
         row_count += 1
         line_count += record.last_line - record.first_line + 1
@@ -336,7 +336,7 @@ def parse_json(text: str, path: Path, line: int | None = None) -> Any:
 
 def _json_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object as a dict; reject repeated keys, of which ``json`` keeps only the last."""
-    row: dict[str, Any] = {}
+    row = {}
     for name, value in pairs:
         if name in row:
             raise ValueError(f"the key '{name}' is repeated in one object: remove one")

@@ -205,7 +205,7 @@ def _join_files(
     Raises:
         UserError: If the columns or types of the files differ.
     """
-    tables: list[Dataset] = []
+    tables = []
     facts: dict[str, str] = {}  # the first file of each fact
     for path in paths:
         file = read_file(path, options)

@@ -73,7 +73,7 @@ def select_data(root: Path, paths: Sequence[Path]) -> list[Path]:
 
 def _unlisted(paths: Sequence[Path]) -> set[Path]:
     """Return the files that ``load_from_disk`` does not read in folders of ``save_to_disk``."""
-    unlisted: set[Path] = set()
+    unlisted = set()
     for folder in {path.parent for path in paths}:
         state = _read_json(folder / "state.json")
         if "_data_files" not in state:

@@ -109,7 +109,7 @@ def _make_texts(texts: Sequence[Any], max_length: int) -> list[Any]:
     counts = [1]
     while counts[-1] < max_length:
         counts.append(min(_STEP * counts[-1], max_length))
-    rows: list[Any] = []
+    rows = []
     for count in counts:
         row = tuple(" ".join(part[:count]) for part in words)
         rows.append(row if isinstance(texts[0], tuple) else row[0])

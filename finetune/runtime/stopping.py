@@ -44,7 +44,9 @@ class Stopped(KeyboardInterrupt):
 
 def requested() -> str | None:
     """Return the name of the signal that asked this process to stop; None without a signal."""
-    return None if _request is None else _request[0]
+    if _request is None:
+        return None
+    return _request[0]
 
 
 @contextlib.contextmanager
@@ -154,7 +156,9 @@ def stop(error: BaseException) -> int:
         _wait_to_be_ended()
     line = str(error).strip().partition("\n")[0]
     if isinstance(error, Stopped):
-        message = line if rank == 0 else ""
+        message = ""
+        if rank == 0:
+            message = line
     elif isinstance(error, (UserError, RunError)):
         message = "\n".join(f"error: {line}" for line in getattr(error, "mistakes", (error,)))
     elif is_lost:

@@ -5,9 +5,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from finetune.errors import UserError
-from finetune.pipeline.compare import metrics_of, read_same_rows
+from finetune.pipeline.compare import read_same_rows
 from finetune.reporting.tables import Cell, Table, directions, judge, to_cells
-from finetune.sets.report import estimate_means, finished_runs, replicate_runs
+from finetune.sets.report import (
+    estimate_means,
+    finished_runs,
+    headline_metrics,
+    replicate_runs,
+)
 from finetune.sets.run_set import RunSet
 from finetune.statistics.estimates import difference_over_seeds
 from finetune.statistics.metrics import has_interval
@@ -34,22 +39,19 @@ def compare_sets(
     if run_sets[0].path.resolve() == run_sets[1].path.resolve():
         raise UserError(f"compare: expected two sets of runs, found {paths[0]} twice")
     first, second = map(finished_runs, run_sets)
-    _, rows_of_both = read_same_rows([*first, *second])
-    rows, rows_of_second = rows_of_both[: len(first)], rows_of_both[len(first) :]
-    metrics = metrics_of(first[0], rows[0])
-    headline = first[0].headline
-    chosen = {name: metrics[name] for name in headline}
+    _, rows = read_same_rows([*first, *second])
+    parts = rows[: len(first)], rows[len(first) :]
+    metrics = headline_metrics(first[0], rows[0])
+    headline = list(metrics)
     gaps = {}
-    for name, metric in chosen.items():
+    for name, metric in metrics.items():
         if has_interval(rows[0], metric):
-            before, after = (replicate_runs(part, metric) for part in (rows, rows_of_second))
-            gaps[name] = asdict(difference_over_seeds(before, after))
+            replicates = [replicate_runs(part, metric) for part in parts]
+            gaps[name] = asdict(difference_over_seeds(*replicates))
+    lines = []
     names = list(map(str, paths))
-    lines = [
-        [Cell(name), *to_cells(estimate_means(part, chosen), headline)]
-        for name, part in zip(names, (rows, rows_of_second), strict=True)
-    ]
+    for name, part in zip(names, parts, strict=True):
+        lines.append([Cell(name), *to_cells(estimate_means(part, metrics), headline)])
     lines.append([Cell("difference"), *to_cells(gaps, headline, signed=True)])
-    better = directions(first[0].manifest)
-    verdict = judge(names[1], names[0], gaps, headline, better)
+    verdict = judge(names[1], names[0], gaps, headline, directions(first[0].manifest))
     return Table(f"Means over seeds, {len(rows[0]):,} test rows", ["", *headline], lines), verdict

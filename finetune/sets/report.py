@@ -53,9 +53,8 @@ def write_report(
 def _describe_seeds(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
     runs = finished_runs(run_set)
     _, rows = read_same_rows(runs)
-    metrics = metrics_of(runs[0], rows[0])
-    names = runs[0].headline
-    scores = estimate_means(rows, {name: metrics[name] for name in names})
+    scores = estimate_means(rows, headline_metrics(runs[0], rows[0]))
+    names = list(scores)
     lines = [[Cell(run.path.name), *to_cells(run.metrics.test, names)] for run in runs]
     lines.append([Cell("mean"), *to_cells(scores, names)])
     deviations = {name: score["deviation"] for name, score in scores.items()}
@@ -79,6 +78,12 @@ def finished_runs(run_set: RunSet) -> list[Run]:
             f"{run_set.path}: expected two finished runs or more; to continue: {command}"
         )
     return runs
+
+
+def headline_metrics(run: Run, rows: Any) -> NamedMetrics:
+    """Return the metrics of the headline of a run; ``rows`` are its test rows."""
+    metrics = metrics_of(run, rows)
+    return {name: metrics[name] for name in run.headline}
 
 
 def estimate_means(rows: Sequence[Any], metrics: NamedMetrics) -> dict[str, dict[str, float]]:

@@ -137,7 +137,7 @@ def check_values(space: Mapping[str, BaseDistribution], base: Settings) -> None:
     Raises:
         UserError: With a line for each mistake, e.g. a batch that does not divide.
     """
-    mistakes: list[str] = []
+    mistakes = []
     if "num_train_epochs" in space and base.user_options.get("max_steps", 0) > 0:
         mistakes.append("--space num_train_epochs: --max_steps decides: leave one of them out")
     for name, distribution in space.items():

@@ -57,7 +57,7 @@ def _averaged(name: str, average: str) -> Function:
             scores = scores.mean(axis=1)
         else:
             scores = np.where(occurs, scores, scores[0])[:, occurs[0]].mean(axis=1)
-        return np.asarray(scores)
+        return scores
 
     return function
 
@@ -84,7 +84,7 @@ def _quadratic_kappa(rows: ScoredRows) -> np.ndarray:
     expected = squares - 2 * _divide(products, count)
     is_undefined = expected <= 1e-9 * squares  # zero but for rounding
     kappa = 1 - off_squared.sum(axis=1) / np.where(is_undefined, 1, expected)
-    return np.asarray(np.where(is_undefined, np.nan, kappa))
+    return np.where(is_undefined, np.nan, kappa)
 
 
 def _mean_area(curve: int) -> Function:
@@ -124,7 +124,7 @@ def _over_targets(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> F
     def replicates(rows: Any) -> np.ndarray:
         with np.errstate(all="ignore"):
             values = replicate(function, rows.groups, rows.targets, rows.outputs.astype(np.float64))
-        return np.asarray(values.mean(axis=1))
+        return values.mean(axis=1)
 
     return replicates
 
@@ -135,14 +135,14 @@ def _errors(function: Callable[[np.ndarray], np.ndarray]) -> Function:
 
 def _r2(labels: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return the coefficient of determination; NaN if all labels of a target are equal."""
-    return np.asarray(1 - ((values - labels) ** 2).mean(axis=0) / _spread(labels) ** 2)
+    return 1 - ((values - labels) ** 2).mean(axis=0) / _spread(labels) ** 2
 
 
 def _pearson(labels: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return the Pearson correlation; NaN if the labels or the predictions are constant."""
     products = (labels - labels.mean(axis=0)) * (values - values.mean(axis=0))
     correlations = products.mean(axis=0) / (_spread(labels) * _spread(values))
-    return np.asarray(np.clip(correlations, -1, 1))
+    return np.clip(correlations, -1, 1)
 
 
 def _spearman(labels: np.ndarray, values: np.ndarray) -> np.ndarray:
