@@ -41,8 +41,13 @@ def apply(
     The facts are ``file``, ``sha256``, and the number of rows ``relabelled`` and ``excluded``
     per split.
 
-    The splits are made from ``source``; the model reads ``column``. ``files`` are the file names by
-    option, ``relabel`` or ``exclude``. They are applied in order, each to the result of the last.
+    Args:
+        splits: The splits that are made from ``source``.
+        source: All rows of the data.
+        column: The column that the model reads.
+        files: The file names by option, ``relabel`` or ``exclude``. They are applied in order, each
+            to the result of the last.
+        report: Gets a fact about each file.
 
     Raises:
         UserError: If a file does not belong to this data, has unknown labels, or is ambiguous.

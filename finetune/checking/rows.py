@@ -76,6 +76,11 @@ def require_all_rows(
 ) -> None:
     """Check that ``prepare`` returned all rows of each split in their order, judged by the labels.
 
+    Args:
+        prepared: What the step returned.
+        splits: The raw rows.
+        targets_of: Returns the labels of the rows of a split.
+
     Raises:
         UserError: For each split with other rows or labels.
     """
@@ -106,8 +111,13 @@ def check_deep(
 ) -> None:
     """Report near duplicates, revealing words and columns, and suspected labels; takes minutes.
 
-    ``read`` are the user's names of the columns that the model reads. Near duplicates that ``plan``
-    drops are already in the report.
+    Args:
+        source: All rows of the data.
+        splits: The splits that are made from them.
+        column: The column of texts.
+        read: The user's names of the columns that the model reads.
+        plan: How rows are split; near duplicates that it drops are already in the report.
+        report: Gets the findings.
     """
     rows = splits["train"]
     if not arrow.is_text(rows.data.schema.field(column).type):

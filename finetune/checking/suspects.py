@@ -58,9 +58,12 @@ def refuse_path(path: Path) -> None:
 
 
 def write_findings(path: Path, findings: Sequence[Finding], recipe: Any) -> int:
-    """Write each suspicious row of the findings of a recipe once, with all reasons.
+    """Write each suspicious row of the findings once, with all reasons.
 
-    An existing file is replaced, or removed if no row is suspicious.
+    Args:
+        path: The file; an existing one is replaced, or removed if no row is suspicious.
+        findings: The findings of a check.
+        recipe: The recipe that was checked.
 
     Returns:
         The number of rows.

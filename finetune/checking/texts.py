@@ -70,7 +70,11 @@ _SUSPICIOUS_TRUNCATED = 0.25
 def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report: Findings) -> None:
     """Report damaged texts in a split; missing texts are skipped.
 
-    ``rows`` are rows of the source, ``columns`` the user's names of its text columns.
+    Args:
+        rows: Rows of the source.
+        split: The name of the split.
+        columns: The user's names of its text columns.
+        report: Gets a finding for each kind of damage.
     """
     stored = digests.stored_column(rows, "text")
     if stored not in rows.column_names or "string" not in str(rows.features[stored]):
@@ -96,7 +100,13 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
 
 
 def find_other_languages(rows: Dataset, column: str, report: Findings) -> None:
-    """Report training texts in another language than most of them, detected by ``py3langid``."""
+    """Report training texts in another language than most of them, detected by ``py3langid``.
+
+    Args:
+        rows: The training rows.
+        column: The column of texts.
+        report: Gets a finding if there are such texts.
+    """
     from py3langid import rank
 
     size = min(len(rows), _LANGUAGE_SAMPLE)

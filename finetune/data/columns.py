@@ -44,7 +44,10 @@ def require_columns(
     """Check that columns exist, are named only once, and that text columns hold texts and label
     columns no bytes.
 
-    ``columns`` are the column names by flag, e.g. ``--text_column`` or ``--label_columns``.
+    Args:
+        dataset: The splits of the source.
+        columns: The column names by flag, e.g. ``--text_column`` or ``--label_columns``.
+        report: Gets an error for each mistake.
 
     Raises:
         UserError: With every mistake.
@@ -110,6 +113,12 @@ def read_label_columns(
     dataset: DatasetDict, texts: Sequence[str], options: LabelOptions, report: Findings
 ) -> dict[str, list[LabelColumn]]:
     """Return the label columns of each split, without the labels of rows that lack a text or label.
+
+    Args:
+        dataset: The splits of the source.
+        texts: The names of the text columns.
+        options: How the labels are written.
+        report: Gets a finding about the rows that lack something.
 
     Raises:
         UserError: If there are such rows; with ``drop_invalid`` a warning is added instead.
@@ -213,6 +222,11 @@ def similar_names(names: Iterable[str]) -> list[list[str]]:
 def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Findings) -> None:
     """Report labels in ``--label_map`` that the data does not have as an error, and classes with
     :func:`similar_names` as a warning. No classes are merged.
+
+    Args:
+        dataset: The splits of the source, with encoded labels.
+        unmapped: The labels in ``--label_map`` that the data does not have.
+        report: Gets the findings.
     """
     classes = targets.class_names(dataset["train"])
     if unmapped:

@@ -56,7 +56,11 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[by
     """Return the hash of 16 bytes of the text, image or vector that each row has in a column.
 
     Where ``text`` is made of several columns, their parts are hashed, not how they are joined.
-    With ``normalize`` texts that differ in white space only have the same hash.
+
+    Args:
+        rows: The rows.
+        column: The column.
+        normalize: Whether texts that differ in white space only have the same hash.
     """
     path = None
     if rows.cache_files and column == "text":  # files of images may change
@@ -133,12 +137,19 @@ def seen_in(rows: Dataset, reference: Dataset, column: str) -> np.ndarray:
 def drop_repeated(
     index: pd.DataFrame, dataset: DatasetDict, column: str, plan: Plan, report: Findings
 ) -> pd.DataFrame:
-    """Return the index without leaks, duplicates and contradictions; ``report`` gets findings.
+    """Return the index without leaks, duplicates and contradictions.
 
     Validation rows that the test set has are dropped, and training rows that either has. Of
     training rows with the same text and label the first stays, or the oldest. Repeated held-out
     rows stay. The result has a column ``digest``, a code of what the model reads in ``column``,
     white space aside.
+
+    Args:
+        index: The row index, see :mod:`finetune.data.splits`.
+        dataset: The splits of the source.
+        column: The column that the model reads.
+        plan: What is dropped.
+        report: Gets the findings.
     """
     splits = index["split"].cat.categories
     hashes = (hash_rows(dataset[name], column, normalize=True) for name in splits)

@@ -84,7 +84,11 @@ def choose_splits(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the name in the source of each split, and facts for the user.
 
-    ``hint`` is added to the message if there is no ``train`` split.
+    Args:
+        dataset: The name of the data set, for messages.
+        names: The names of the splits of the source.
+        split_names: The value of ``--dataset_splits``.
+        hint: Added to the message if there is no ``train`` split.
 
     Raises:
         UserError: If a name in ``split_names`` is not in ``names``, or if a split is ambiguous.

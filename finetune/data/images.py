@@ -77,7 +77,13 @@ def read_bytes(image: Mapping[str, Any]) -> bytes:
 def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     """Return rows with a column ``image`` of images; paths are kept as ``file``.
 
-    ``column`` holds the images, or paths relative to the folder of ``dataset``.
+    Args:
+        rows: The rows of a split.
+        column: The column of images, or of paths relative to the folder of ``dataset``.
+        dataset: The path of the data set.
+
+    Raises:
+        UserError: If the column holds neither, or if another column is called ``image``.
     """
     feature = rows.features[column]
     dtype = str(getattr(feature, "dtype", ""))
@@ -102,9 +108,17 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
 
 
 def drop_unreadable(dataset: DatasetDict, report: Findings, *, drop: bool) -> DatasetDict:
-    """Return ``dataset`` without missing and damaged images; without ``drop`` they are errors.
+    """Return ``dataset`` without missing and damaged images.
 
     Every image is decoded once, because only that finds truncated files.
+
+    Args:
+        dataset: Splits with a column ``image``.
+        report: Gets a finding about the images that cannot be used.
+        drop: Whether to drop them; otherwise they are errors.
+
+    Raises:
+        UserError: If there are such images, without ``drop``.
     """
 
     def check(image: Mapping[str, Any] | None) -> str:

@@ -241,6 +241,11 @@ def encode_names(
     ``ClassLabel`` or of ``--label_columns``; other classes follow, numbers by value, then words.
     An empty list, or a row of zeros, is a row without labels.
 
+    Args:
+        columns: The label columns of each split.
+        options: How the labels are written.
+        report: Gets an error for each invalid column.
+
     Raises:
         UserError: With the first invalid value of each column.
     """
@@ -365,7 +370,13 @@ def _class_name(value: Any) -> str:  # "1" for 1.0
 
 
 def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Findings) -> Dataset:
-    """Return rows of new data with the class ids of a model whose classes are ``names``.
+    """Return rows of new data with the class ids of a model.
+
+    Args:
+        rows: The rows, with encoded labels.
+        names: The classes of the model.
+        split: The name of the split, for the message.
+        report: Gets the error.
 
     Raises:
         UserError: If the data has labels that the model does not know.
@@ -399,6 +410,11 @@ def encode_numbers(
     columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Findings
 ) -> Encoded:
     """Encode labels as float32: one number per row, or a list with a number per column.
+
+    Args:
+        columns: The label columns of each split.
+        options: How the labels are written.
+        report: Gets an error for each invalid column.
 
     Raises:
         UserError: If a value is not a finite number; with ``drop_invalid`` this is a warning.

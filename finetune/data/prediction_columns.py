@@ -65,8 +65,13 @@ def usual_name(name: str) -> str:
 def set_aside(
     dataset: DatasetDict, names: Collection[str] = _OF_ROWS[1:], read: Collection[str] = ()
 ) -> DatasetDict:
-    """Rename the user's columns in ``names``, which the toolkit uses, to ``NAME (data)``, except
-    those in ``read``; :func:`user_table` restores their names.
+    """Rename the user's columns that the toolkit uses to ``NAME (data)``; :func:`user_table`
+    restores their names.
+
+    Args:
+        dataset: The splits of the source.
+        names: The names that the toolkit uses.
+        read: Columns that keep their names, because the model reads them.
     """
     from datasets import DatasetDict
 

@@ -320,7 +320,16 @@ def column_names(path: Path, names: Sequence[str]) -> list[str]:
 
 
 def parse_json(text: str, path: Path, line: int | None = None) -> Any:
-    """Return the content of a JSON line, or of a JSON document."""
+    """Return the content of a JSON line, or of a JSON document.
+
+    Args:
+        text: The line or the document.
+        path: Its file, for messages.
+        line: The number of the line; None for a document.
+
+    Raises:
+        UserError: If it is not valid JSON.
+    """
     place = str(path) if line is None else f"{path}, line {line}"
     try:
         content = json.loads(text, object_pairs_hook=_json_object)

@@ -60,6 +60,11 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Findings) -> pd.DataFr
     """Return the row index of a source, without training rows that lack a group or time, and
     without rows whose group is in an earlier split; they are reported as ``dropped_rows``.
 
+    Args:
+        dataset: The splits of the source.
+        plan: How rows are split.
+        report: Gets the findings.
+
     Raises:
         UserError: If the column is missing or unreadable, or, without ``drop_invalid``, if a
             training row lacks a group or time.
@@ -164,8 +169,13 @@ def make_splits(
 ) -> tuple[DatasetDict, str]:
     """Return the three splits, with rows in the order of the source, and how they were split.
 
-    Missing splits are split off the training rows. Rows with the same value in ``column`` are
-    duplicates; dropped rows are added to ``report``.
+    Missing splits are split off the training rows.
+
+    Args:
+        dataset: The splits of the source.
+        plan: How rows are split.
+        column: The column that the model reads: rows with the same value are duplicates.
+        report: Gets a finding about dropped rows.
 
     Raises:
         UserError: If no training rows are left, or if the rows cannot be split as the plan says.
@@ -290,8 +300,10 @@ def draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     The numbers per class follow the largest-remainder method (Hamilton's). The splitters of
     scikit-learn reject classes with a single row, and samples with fewer rows than classes.
 
-    ``labels`` are class ids, shape ``(rows,)``, or indicators, shape ``(rows, classes)``; ``size``
-    is at most ``rows``.
+    Args:
+        labels: Class ids, shape ``(rows,)``, or indicators, shape ``(rows, classes)``.
+        size: At most the number of rows.
+        seed: The seed of the random numbers.
     """
     if not size:
         return np.empty(0, dtype=int)

@@ -40,7 +40,11 @@ _LARGEST_STEP = 50
 def read_times(texts: pd.Series, time_format: str | None, flag: str) -> pd.Series:
     """Return times as numbers (dates in microseconds); NaN for texts that are none.
 
-    Without a format, texts are read as numbers or as ISO 8601, whichever fits more of them.
+    Args:
+        texts: The cells of the column.
+        time_format: The format of dates, or ``number``; None for numbers or ISO 8601, whichever
+            fits more of the texts.
+        flag: The option that names the column, for messages.
 
     Raises:
         UserError: If the format is invalid, or if numbers may be dates or are in several units.

@@ -66,7 +66,13 @@ class Push:
 
 
 def push(run: Run | str | Path, repo: str, *, public: bool = False, dry_run: bool = False) -> Push:
-    """Push a finished run to ``NAME`` or ``OWNER/NAME`` on the Hub; ``dry_run`` sends nothing.
+    """Push a finished run to the Hub.
+
+    Args:
+        run: A run, or its directory.
+        repo: ``NAME`` or ``OWNER/NAME``.
+        public: Whether the repository may be public.
+        dry_run: Whether to send nothing.
 
     Raises:
         UserError: If the run is not finished or has local paths in its card, or the Hub refuses.

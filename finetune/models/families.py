@@ -155,7 +155,12 @@ def dropouts(config: PretrainedConfig, option: str) -> dict[str, float]:
 
 
 def set_dropout(config: PretrainedConfig, option: str, probability: float | None) -> None:
-    """Set all :func:`dropouts` of an option in place; None for ``probability`` changes nothing.
+    """Set all :func:`dropouts` of an option in place.
+
+    Args:
+        config: The configuration of the model.
+        option: ``attention_dropout`` or ``hidden_dropout``.
+        probability: None changes nothing.
 
     Raises:
         UserError: If ``probability`` is above 0 and the family has no such dropout.

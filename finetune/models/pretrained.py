@@ -56,7 +56,12 @@ _SMALL_VIT_CONFIG = {
 def load_config(
     model: str, revision: str | None = None, *, reads_images: bool = False
 ) -> PretrainedConfig:
-    """Return the configuration of a model; see :func:`load_classifier`.
+    """Return the configuration of a model.
+
+    Args:
+        model: The model, as for :func:`load_classifier`.
+        revision: Commit, tag or branch on the Hub; None for the newest.
+        reads_images: Whether it has to be an image model.
 
     Raises:
         UserError: If the configuration cannot be loaded, needs code from the Hub, or, with
@@ -88,11 +93,16 @@ def load_tokenizer(
     truncation_side: str = "right",
     max_length: int | None = None,
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a model; ``model`` and ``revision`` as for :func:`load_classifier`.
+    """Return the tokenizer of a model.
 
-    Long texts lose their end, or with the ``truncation_side`` ``left`` their beginning, and keep
-    ``max_length`` tokens (None: the maximum of the tokenizer). Both settings are saved with the
-    tokenizer, so that ``pipeline()`` truncates as in training.
+    Truncation side and maximum are saved with the tokenizer, so that ``pipeline()`` truncates as
+    in training.
+
+    Args:
+        model: The model, as for :func:`load_classifier`.
+        revision: Commit, tag or branch on the Hub; None for the newest.
+        truncation_side: The end that long texts lose: ``right`` or ``left``.
+        max_length: The tokens that they keep; None for the maximum of the tokenizer.
 
     Raises:
         UserError: If the tokenizer cannot be loaded or has no vocabulary or no padding token.

@@ -72,7 +72,13 @@ def check(
 
 
 def check_settings(settings: Settings, progress: Progress = ignore, *, deep: bool = False) -> Check:
-    """Check settings that are resolved already; see :func:`check`."""
+    """Check settings that are resolved already; see :func:`check`.
+
+    Args:
+        settings: The settings of a training.
+        progress: Called with each event.
+        deep: See :func:`check`.
+    """
     recipe = settings.recipe
     report = settings.report
     steps = None

@@ -197,7 +197,14 @@ def reliability(calibration: Mapping[str, Any]) -> list[Plot]:
 
 
 def predicted_and_true(labels: np.ndarray, predicted: np.ndarray, name: str, suffix: str) -> Plot:
-    """Plot true against predicted values of a target, shape ``(rows,)``, for 1,000 rows at most."""
+    """Plot true against predicted values of a target, for 1,000 rows at most.
+
+    Args:
+        labels: The true values, shape ``(rows,)``.
+        predicted: The predicted values, shape ``(rows,)``.
+        name: The name of the target.
+        suffix: The end of the name of the file, if there are several targets.
+    """
     figure, (axes,) = panels(1, height=4.0)
     rows = np.random.default_rng(0).permutation(len(labels))[:_MAX_DOTS]
     ends = [min(labels.min(), predicted.min()), max(labels.max(), predicted.max())]

@@ -130,7 +130,13 @@ def format_score(metric: str, estimate: Mapping[str, float], *, signed: bool = F
 
 
 def to_cells(scores: Mapping[str, Any], names: Iterable[str], signed: bool = False) -> list[Cell]:
-    """Return a cell for each name, with its score and interval if there are any."""
+    """Return a cell for each name, with its score and interval if there are any.
+
+    Args:
+        scores: Numbers, or estimates with intervals, by name.
+        names: The names of the scores to show.
+        signed: Whether positive numbers have a sign, as differences do.
+    """
     cells = []
     for name in names:
         estimate = scores.get(name)

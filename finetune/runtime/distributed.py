@@ -149,10 +149,15 @@ def devices_in_training(use_cpu: bool) -> int:
 
 
 def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool) -> None:
-    """Create the process group of a job of several processes; None is the device's backend.
+    """Create the process group of a job of several processes.
 
     ``TrainingArguments`` ignores ``ddp_timeout`` on CPU, but uses an existing group. On an
     accelerator the group also has gloo, to gather objects on the CPU.
+
+    Args:
+        backend: The name of the backend; None for that of the device.
+        timeout_seconds: How long a collective operation may take.
+        use_cpu: Whether not to use an accelerator.
     """
     import torch
     import torch.distributed as dist

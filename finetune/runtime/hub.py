@@ -58,8 +58,13 @@ def go_offline(options: Mapping[str, Any]) -> None:
 def require(options: Mapping[str, Any], *, embedded: bool = False, packaged: str = "") -> None:
     """Require that the Hub answers within a second, if a download is :func:`missing`.
 
+    Args:
+        options: The options that name data set and model.
+        embedded: Whether ``--embedded`` is an alternative.
+        packaged: A model from an installed package, if it is an alternative.
+
     Raises:
-        UserError: With the alternatives: ``--embedded``, a ``packaged`` model, local files.
+        UserError: With the alternatives.
     """
     names = missing(options)
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")

@@ -38,7 +38,13 @@ def repeat(
 
 
 def run_repeat(base: Settings, progress: Progress = ignore, seeds: int = 5) -> RunSet:
-    """Train with several seeds; every process calls this."""
+    """Train with several seeds; every process calls this.
+
+    Args:
+        base: The settings that the runs share.
+        progress: Called with each event.
+        seeds: The number of runs.
+    """
     if seeds < 2:
         raise UserError(f"--seeds {seeds}: expected 2 or more")
     first: int = base.training.get("seed", base.recipe.defaults()["seed"])

@@ -62,7 +62,15 @@ def run_search(
     trials: int = 20,
     pruner: str = "median",
 ) -> RunSet:
-    """Search as :func:`search` does; every process calls this."""
+    """Search as :func:`search` does; every process calls this.
+
+    Args:
+        base: The settings that the trials share.
+        progress: Called with each event.
+        space: The options to vary.
+        trials: The number of trials in all.
+        pruner: When a trial is stopped early.
+    """
     require_optuna()
     from finetune.sets.space import (
         check_values,

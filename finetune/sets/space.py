@@ -39,8 +39,12 @@ _MAX_TRIED_VALUES = 32  # values of a dimension that are checked before the firs
 
 
 def default_space(task: str, values: ArgumentValues, typed: Collection[str]) -> str:
-    """Return the space of a search without ``--space``, around the defaults of the recipe; options
-    that the user has typed are not varied.
+    """Return the space of a search without ``--space``, around the defaults of the recipe.
+
+    Args:
+        task: The name of the task.
+        values: The training arguments of the recipe.
+        typed: The options that the user has set, which are not varied.
 
     Raises:
         UserError: If no option is left.

@@ -110,8 +110,10 @@ def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], 
     :data:`MAX_CLASSES_OF_REGRESSION` classes, or if only one occurs, it is complement naive Bayes
     (Rennie et al., 2003), which ranks many classes well but gives them almost equal probabilities.
 
-    ``terms`` is a sparse matrix, ``(rows, terms)``; ``labels`` are class ids, int64, ``(rows,)``.
-    Classes that do not occur have probability 0.
+    Args:
+        terms: A sparse matrix, shape ``(rows, terms)``.
+        labels: Class ids, int64, shape ``(rows,)``.
+        classes: The number of classes; those that do not occur have probability 0.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.naive_bayes import ComplementNB

@@ -187,9 +187,13 @@ def difference(
 ) -> Estimate:
     """Return the value of the second model minus that of the first, with its confidence interval.
 
-    ``first`` and ``second`` are replicates on the same rows, shape ``(1 + groups,)``. If
-    ``different``, the number of rows that the models predict differently, is below
-    :data:`MIN_DIFFERENT_ROWS`, the interval contains 0.
+    Args:
+        first: The replicates of the first model, shape ``(1 + groups,)``.
+        second: The replicates of the second model on the same rows.
+        scale: The scale of the metric.
+        rows: The number of rows.
+        different: The number of rows that the models predict differently; below
+            :data:`MIN_DIFFERENT_ROWS` the interval contains 0. None if that is not known.
     """
     replicates = second - first
     if not np.isfinite(replicates).all():

@@ -178,8 +178,12 @@ def rare_classes(rows: NamedRows) -> list[str]:
 def estimate_difference(
     first: Any, second: Any, metrics: NamedMetrics
 ) -> dict[str, dict[str, float]]:
-    """Return the estimate of each metric of the second model minus that of the first, on the same
-    rows; metrics that are not defined for both are left out.
+    """Return the estimate of each metric of the second model minus that of the first.
+
+    Args:
+        first: The rows with the outputs of the first model.
+        second: The same rows with the outputs of the second model.
+        metrics: The metrics; those that are not defined for both are left out.
     """
     gaps = {}
     for name, metric in metrics.items():
@@ -200,8 +204,13 @@ def estimate_difference(
 def describe_gaps(
     rows: Any, names: Collection[str], scores: Mapping[str, Mapping[str, float]]
 ) -> list[str]:
-    """Return a sentence for each metric in ``names`` that is undefined or has no interval, and for
-    each target whose squared error is mostly that of a single row.
+    """Return a sentence for each metric that is undefined or has no interval, and for each target
+    whose squared error is mostly that of a single row.
+
+    Args:
+        rows: The test rows with the outputs of the model.
+        names: The names of the metrics.
+        scores: Their estimates by name.
     """
     sentences = []
     for name in names:

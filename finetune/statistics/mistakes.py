@@ -60,9 +60,18 @@ def suspicion(rows: ScoredRows) -> Suspicion | None:
 def worst_slices(
     rows: ScoredRows, tokens: pd.Series[int] | None, table: pd.DataFrame, most: int
 ) -> list[dict[str, Any]]:
-    """Return the ``most`` slices with the lowest accuracy, of 20 rows or more: by ``tokens`` of the
-    rows, by the columns of ``table`` with 2 to 30 values, and by class. ``lower`` is whether the
-    interval of the accuracy is below the accuracy of all rows.
+    """Return the slices with the lowest accuracy, of 20 rows or more: by tokens, by the values of a
+    column, and by class.
+
+    Args:
+        rows: The rows with labels and probabilities.
+        tokens: The tokens of each row; None if it is no text.
+        table: Columns of the data; those with 2 to 30 values are used.
+        most: The number of slices.
+
+    Returns:
+        For each slice ``name``, ``rows``, ``accuracy``, and ``lower``: whether the interval of its
+        accuracy is below the accuracy of all rows.
     """
     names: list[pd.Series[str]] = []  # for each way to slice: name by row
     if tokens is not None:

@@ -297,10 +297,15 @@ def area_replicates(
     scores: np.ndarray, has: np.ndarray, groups: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the replicates of the area under the ROC curve and of the average precision of one
-    class, ``(1 + groups,)``. ``has`` is whether a row has the class: some rows must, but not all.
+    class, ``(1 + groups,)``.
 
     Only the scores of rows with the class are sorted, since each of many classes has few rows.
     Equal scores form one level.
+
+    Args:
+        scores: The probability of the class for each row, shape ``(rows,)``.
+        has: Whether a row has the class: some rows must, but not all.
+        groups: The jackknife group of each row.
     """
     levels, level_ids = np.unique(scores[has], return_inverse=True)
     width = len(levels) + 1
