@@ -1,4 +1,4 @@
-"""All subcommands except ``predict``: each function parses, calls the pipeline and prints.
+"""The subcommands: each function parses, calls the pipeline and prints.
 
 Its docstring is shown by ``--help``. Under a launcher every rank runs it; rank 0 prints.
 """
@@ -15,6 +15,7 @@ from typing import Any
 from finetune.checking import summary
 from finetune.cli import console
 from finetune.cli.parser import RECIPE, RUN, TRUST, Parser
+from finetune.cli.predict import predict as predict
 from finetune.config.settings import Settings, require_hub
 from finetune.errors import Finding, UserError, counted
 from finetune.predicting import READING
@@ -194,8 +195,15 @@ def evaluate(words: Sequence[str]) -> int:
     by name. If --data is a directory or a data set on the Hub, its test split is evaluated; if it
     has none, its validation split, or else its train split.
     """
-    reading = [*READING, "label_column", "label_separator", "label_map", "drop_invalid"]
-    reading += ["dataset_config", "dataset_splits"]
+    reading = [
+        *READING,
+        "label_column",
+        "label_separator",
+        "label_map",
+        "drop_invalid",
+        "dataset_config",
+        "dataset_splits",
+    ]
     flags = {
         **RUN,
         "--data FILE": "evaluate on this file, directory or data set on the Hub instead",
