@@ -256,8 +256,11 @@ def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Findings
         )
         details: Any = dict(name="revealing_column", count=correct, examined=len(labels))
         if name in read:
-            fix = "leave it out of --text_columns unless it is known before the label is"
-            report.warning(message, fix=fix, **details)
+            report.warning(
+                message,
+                fix="leave it out of --text_columns unless it is known before the label is",
+                **details,
+            )
         else:
             report.info(f"{message}; the model does not read it", **details)
 
@@ -291,8 +294,11 @@ def _find_suspected_labels(rows: Dataset, column: str, report: Findings) -> None
     beats_constant = correct.low > np.bincount(labels).max() / len(labels)
     if suspicion is None or not beats_constant:
         wrong = f"a cross-validated bag of words is wrong in {1 - correct.value:.0%} of the rows"
-        fix = "train a model, which is more accurate, and read suspects.csv of the run"
-        report.info(f"the labels could not be checked: {wrong}", "suspected_labels", fix=fix)
+        report.info(
+            f"the labels could not be checked: {wrong}",
+            "suspected_labels",
+            fix="train a model, which is more accurate, and read suspects.csv of the run",
+        )
         return
     positions = suspicion.rows
     predicted = probabilities[positions]

@@ -79,8 +79,12 @@ def _require_text(dataset: DatasetDict, flag: str, column: str, report: Findings
         if wrong := _find_wrong_cells(rows, column):
             message = f"{flag}: expected texts in the column '{column}' of the {split} data, found "
             rows_in_source = targets.source_rows(rows)[[row for row, _ in wrong]].tolist()
-            fix = "is it the right column?"
-            report.error(f"{message}{wrong[0][1]!r:.60}", split=split, rows=rows_in_source, fix=fix)
+            report.error(
+                f"{message}{wrong[0][1]!r:.60}",
+                split=split,
+                rows=rows_in_source,
+                fix="is it the right column?",
+            )
 
 
 def _find_wrong_cells(rows: Dataset, column: str) -> list[tuple[int, Any]]:
@@ -142,8 +146,9 @@ def read_label_columns(
                 if split != "train":
                     fix = f"--dataset_splits {split}=none does not read these rows"
             missing = np.flatnonzero(~has_value)
-            drop = options.drop_invalid
-            refuse_or_drop(report, f"without a {kind}", fix, missing, rows, split, drop=drop)
+            refuse_or_drop(
+                report, f"without a {kind}", fix, missing, rows, split, drop=options.drop_invalid
+            )
     if not options.drop_invalid:
         report.raise_errors()
     return columns

@@ -192,8 +192,12 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
             class_level, groups = _group_classified(images or texts, bool(split_names))
         elif len(groups) == 1 and not split_names:  # also a folder of `Dataset.save_to_disk`
             groups = {"train": next(iter(groups.values()))}
-    hint = f"; or read several files as one with a pattern: --dataset '{directory}/*.csv'"
-    chosen, facts = choose_splits(str(directory), groups, split_names, hint)
+    chosen, facts = choose_splits(
+        str(directory),
+        groups,
+        split_names,
+        f"; or read several files as one with a pattern: --dataset '{directory}/*.csv'",
+    )
     chosen_files = {}
     for split, name in chosen.items():
         chosen_files[split] = [directory / path for path in groups[name]]

@@ -299,9 +299,12 @@ def _read_bits(group: Sequence[LabelColumn], split: str, report: Findings) -> La
         truths = list(map(parse_truth, column.values))
         if None in truths:
             place = truths.index(None)
-            message = f"--label_columns: '{column.name}' holds '{column.values[place]}'"
-            rows = column.first_row(place)
-            report.error(message, split=split, rows=rows, fix="expected 0 and 1")
+            report.error(
+                f"--label_columns: '{column.name}' holds '{column.values[place]}'",
+                split=split,
+                rows=column.first_row(place),
+                fix="expected 0 and 1",
+            )
         bits.append(np.array([*map(bool, truths), False])[column.codes])
     sets, codes = np.unique(np.stack(bits, axis=1), axis=0, return_inverse=True)
     names = [column.name for column in group]
@@ -445,10 +448,15 @@ def encode_numbers(
             invalid = np.flatnonzero(np.isnan(numbers) & (column.codes >= 0))
             if len(invalid):
                 example = column.values[column.codes[invalid[0]]]
-                description = f"with no finite number in '{column.name}', such as '{example}'"
-                fix = f"{EXPECTED.format(separator=';')}; --drop_invalid leaves these rows out"
-                drop = options.drop_invalid
-                refuse_or_drop(report, description, fix, invalid, column.rows, split, drop=drop)
+                refuse_or_drop(
+                    report,
+                    f"with no finite number in '{column.name}', such as '{example}'",
+                    f"{EXPECTED.format(separator=';')}; --drop_invalid leaves these rows out",
+                    invalid,
+                    column.rows,
+                    split,
+                    drop=options.drop_invalid,
+                )
         matrix = np.stack(parsed, axis=1)
         mask = pa.array(np.isnan(matrix).any(axis=1))
         lists = pa.FixedSizeListArray.from_arrays(matrix.ravel(), count, mask=mask)

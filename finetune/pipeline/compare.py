@@ -55,8 +55,11 @@ class Comparison:
             rows.append([Cell(name), *to_cells(metrics, names)])
             gaps = to_cells(differences, names, signed=True)
             rows.append([Cell(f"difference to {self.names[0]}"), *gaps])
-        caption = f"{counted(self.rows, 'test row')}, the same for all; 95% confidence intervals"
-        return Table(caption, ["", *names], rows)
+        return Table(
+            f"{counted(self.rows, 'test row')}, the same for all; 95% confidence intervals",
+            ["", *names],
+            rows,
+        )
 
 
 def compare(

@@ -56,8 +56,9 @@ def _write_suspects(run: Run) -> Path | None:
     suspected: list[int] = []
     if (suspicion := report_page.suspicion(run, rows)) is not None:
         suspected = suspicion.rows[:MAX_SUSPECTS].tolist()
-    split = run.manifest.data.tested_in
-    is_written = suspects.write_mistakes(path, split, predictions, rows, suspected, run.user_rows)
+    is_written = suspects.write_mistakes(
+        path, run.manifest.data.tested_in, predictions, rows, suspected, run.user_rows
+    )
     if is_written:
         return path
     return None

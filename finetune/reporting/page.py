@@ -140,8 +140,13 @@ def _slice_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
         count = Cell(f"{part['rows']:,}", kind="number")
         verdict = Cell("lower than on all rows" if part["lower"] else "", kind="bad")
         cells.append([Cell(part["name"]), count, *to_cells(part, ["accuracy"]), verdict])
-    caption = "Slices of at least 20 rows with the lowest accuracy; some are low by chance"
-    return [Table(caption, ["slice", "rows", "accuracy", ""], cells)]
+    return [
+        Table(
+            "Slices of at least 20 rows with the lowest accuracy; some are low by chance",
+            ["slice", "rows", "accuracy", ""],
+            cells,
+        )
+    ]
 
 
 def _mistake_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:

@@ -168,8 +168,9 @@ def scores(run: Run) -> Table:
         gaps = statistics.beyond.get(baseline, {})
         rows.append([Cell(baseline), *to_cells(values, names)])
         rows.append([Cell("difference to baseline"), *to_cells(gaps, names, signed=True)])
-    caption = f"Test set, {statistics.rows:,} rows, 95% confidence intervals"
-    return Table(caption, ["", *names], rows)
+    return Table(
+        f"Test set, {statistics.rows:,} rows, 95% confidence intervals", ["", *names], rows
+    )
 
 
 def metrics(caption: str, statistics: Statistics, headline: Sequence[str] = ()) -> Table:
@@ -258,8 +259,11 @@ def targets(statistics: Statistics) -> Table:
     values: Mapping[str, Mapping[str, Any]] = statistics.targets or {}
     names = list(next(iter(values.values()), {}))
     rows = [[Cell(target), *to_cells(row, names)] for target, row in values.items()]
-    caption = "Scores of each target; all other scores are means over the targets"
-    return Table(caption, ["target", *names], rows)
+    return Table(
+        "Scores of each target; all other scores are means over the targets",
+        ["target", *names],
+        rows,
+    )
 
 
 def settings(names: Sequence[str], values: Mapping[str, Sequence[str]]) -> Table:
