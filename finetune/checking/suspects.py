@@ -230,7 +230,7 @@ def row_digests(rows: Dataset, column: str) -> list[str]:
     """Return the digest of each row's content; ``column`` is the column that the model reads."""
     if column != "text":
         return [f"x{digest.hex()}" for digest in digests.hash_rows(rows, column)]
-    keys = []
+    keys: list[str] = []
     for batch in rows.select_columns([column]).iter(1000):
         keys.extend(map(text_digest, batch[column]))
     return keys
@@ -241,6 +241,4 @@ def label_text(rows: Dataset, label: Any) -> str:
     names = targets.class_names(rows)
     if targets.is_set(rows):
         return json.dumps([names[number] for number in label], ensure_ascii=False)
-    if names:
-        return names[label]
-    return str(label)
+    return str(names[label] if names else label)

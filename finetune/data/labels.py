@@ -398,7 +398,7 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Findin
             fix="--label_map OLD=NEW renames labels",
         )
     is_set = targets.is_set(rows)
-    labels = []
+    labels: list[Any] = []
     for value in targets.values(rows):
         labels.append(sorted(map(numbers.get, value)) if is_set else numbers[value])
     label = ClassLabel(names=list(names))

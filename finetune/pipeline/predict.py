@@ -81,7 +81,7 @@ def predict(
         if isinstance(data, pd.DataFrame):
             frame = data.copy()
         elif memory.is_table(data):  # of polars, for instance
-            frame = arrow.plain(pa.table(data)).to_pandas(integer_object_nulls=True)
+            frame = arrow.with_supported_types(pa.table(data)).to_pandas(integer_object_nulls=True)
         else:
             frame = _frame(data, list(request.choose_columns()))
             if isinstance(data, pd.Series):

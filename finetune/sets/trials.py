@@ -22,6 +22,7 @@ from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BruteForceSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from transformers import EvalPrediction
 
@@ -354,9 +355,9 @@ def open_study(run_set: RunSet) -> optuna.Study:
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = run_set.path / JOURNAL
-    direction = "minimize"
+    direction = StudyDirection.MINIMIZE
     if run_set.manifest.greater_is_better:
-        direction = "maximize"
+        direction = StudyDirection.MAXIMIZE
     try:
         return optuna.create_study(
             study_name="search",

@@ -89,7 +89,7 @@ def number_baselines(data: BaselineData) -> Iterator[tuple[str, np.ndarray]]:
         from sklearn.linear_model import Ridge
 
         model = Ridge(alpha=1.0).fit(train, ((labels - mean) / spread)[rows])
-        return model.predict(test).reshape(test.shape[0], -1) * spread + mean
+        return np.asarray(model.predict(test).reshape(test.shape[0], -1) * spread + mean)
 
     bound = MAX_ROWS, MAX_WEIGHTS // labels.shape[1]
     yield from _bag_of_words(data, "ridge regression", ["test"], bound, fit)
@@ -180,7 +180,7 @@ def failed(name: str, error: Exception) -> str:
 
 def _logs(probabilities: np.ndarray) -> np.ndarray:
     """Return logarithms rounded to 6 digits, finite also for probability 0."""
-    return np.log(np.maximum(probabilities, np.finfo(np.float64).tiny)).round(6)
+    return np.asarray(np.log(np.maximum(probabilities, np.finfo(np.float64).tiny)).round(6))
 
 
 def _logits(probabilities: np.ndarray) -> np.ndarray:

@@ -67,7 +67,7 @@ def replicate_mean(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return the replicates, shape ``(1 + groups,)``, of the mean of ``values``, ``(rows,)``."""
     with np.errstate(invalid="ignore"):  # 0 / 0 without the only row
         means = leave_out(np.bincount(groups, values)) / leave_out(np.bincount(groups))
-    return means
+    return np.asarray(means)
 
 
 def replicate(function: Function, groups: np.ndarray, *arrays: np.ndarray) -> np.ndarray:

@@ -124,7 +124,7 @@ def _over_targets(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> F
     def replicates(rows: Any) -> np.ndarray:
         with np.errstate(all="ignore"):
             values = replicate(function, rows.groups, rows.targets, rows.outputs.astype(np.float64))
-        return values.mean(axis=1)
+        return np.asarray(values.mean(axis=1))
 
     return replicates
 
@@ -135,14 +135,14 @@ def _errors(function: Callable[[np.ndarray], np.ndarray]) -> Function:
 
 def _r2(labels: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return the coefficient of determination; NaN if all labels of a target are equal."""
-    return 1 - ((values - labels) ** 2).mean(axis=0) / _spread(labels) ** 2
+    return np.asarray(1 - ((values - labels) ** 2).mean(axis=0) / _spread(labels) ** 2)
 
 
 def _pearson(labels: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return the Pearson correlation; NaN if the labels or the predictions are constant."""
     products = (labels - labels.mean(axis=0)) * (values - values.mean(axis=0))
     correlations = products.mean(axis=0) / (_spread(labels) * _spread(values))
-    return np.clip(correlations, -1, 1)
+    return np.asarray(np.clip(correlations, -1, 1))
 
 
 def _spearman(labels: np.ndarray, values: np.ndarray) -> np.ndarray:

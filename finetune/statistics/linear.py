@@ -37,7 +37,7 @@ class Linear:
 
     def __call__(self, features: np.ndarray) -> np.ndarray:
         """Return the outputs of rows, shape ``(rows, outputs)``, float64."""
-        return features.astype(np.float64) @ self.weight.T + self.bias
+        return np.asarray(features.astype(np.float64) @ self.weight.T + self.bias)
 
     def scaled_down(
         self, features: np.ndarray, constant: np.ndarray, loss: Callable[[np.ndarray], float]
@@ -163,7 +163,7 @@ class _Scaler:
         return cls(mean, float(deviation) or 1.0)
 
     def __call__(self, features: np.ndarray) -> np.ndarray:
-        return (features.astype(np.float64) - self.mean) / self.scale
+        return np.asarray((features.astype(np.float64) - self.mean) / self.scale)
 
     def undo(self, weight: np.ndarray, bias: np.ndarray) -> Linear:
         """Return a linear model of scaled features as one of the features themselves."""

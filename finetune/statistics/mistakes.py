@@ -81,7 +81,7 @@ def worst_slices(
         if 1 < table[column].nunique() <= 30:
             names.append(f"{column} = " + table[column].astype("string"))
     names.append(pd.Series([f"true class '{rows.names[label]}'" for label in rows.labels]))
-    slices = []
+    slices: list[dict[str, Any]] = []
     overall = float(rows.is_correct.mean())
     for slice_of_row in names:
         by_slice = pd.Series(rows.is_correct).groupby(slice_of_row.to_numpy(), sort=False)

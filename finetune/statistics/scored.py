@@ -42,18 +42,18 @@ class Probabilities:
         """Return the probabilities of some rows, shape ``(rows, classes)``, float64."""
         block = self.values[indices].astype(np.float64)
         if self.function == "softmax":
-            return softmax(block, axis=1)
+            return np.asarray(softmax(block, axis=1))
         if self.function == "sigmoid":
-            return expit(block)
+            return np.asarray(expit(block))
         return block
 
     def column(self, index: int) -> np.ndarray:
         """Return the probabilities of one class, shape ``(rows,)``, float64."""
         values = self.values[:, index].astype(np.float64)
         if self.function == "softmax":
-            return np.exp(values - self._log_totals)
+            return np.asarray(np.exp(values - self._log_totals))
         if self.function == "sigmoid":
-            return expit(values)
+            return np.asarray(expit(values))
         return values
 
     def row_blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
@@ -106,8 +106,8 @@ class NamedRows(Scored):
         if self.probabilities.function is not None:
             return values
         if self.kind == "classes":
-            return np.log(np.maximum(values, limits.tiny))
-        return logit(np.clip(values, limits.tiny, 1 - limits.epsneg))
+            return np.asarray(np.log(np.maximum(values, limits.tiny)))
+        return np.asarray(logit(np.clip(values, limits.tiny, 1 - limits.epsneg)))
 
     @property
     def tallies(self) -> tuple[np.ndarray, ...]:
@@ -119,7 +119,7 @@ class NamedRows(Scored):
     @property
     def supports(self) -> np.ndarray:
         """The number of rows of each class, int64, shape ``(classes,)``."""
-        return self.tallies[1][0].astype(np.int64)
+        return np.asarray(self.tallies[1][0].astype(np.int64))
 
     @functools.cached_property
     def areas(self) -> np.ndarray:
@@ -159,7 +159,7 @@ class ScoredRows(NamedRows):
     @property
     def is_correct(self) -> np.ndarray:
         """Whether the most probable class is the true one, bool, shape ``(rows,)``."""
-        return self.classes == self.labels
+        return np.asarray(self.classes == self.labels)
 
     @property
     def class_distance(self) -> np.ndarray:
@@ -202,7 +202,7 @@ class ScoredLabels(NamedRows):
     @property
     def is_correct(self) -> np.ndarray:
         """Whether the predicted labels of each row are exactly the true ones, shape ``(rows,)``."""
-        return (self.decided == self.labels).all(axis=1)
+        return np.asarray((self.decided == self.labels).all(axis=1))
 
     @functools.cached_property
     def tallies(self) -> tuple[np.ndarray, ...]:
@@ -243,7 +243,7 @@ def distances(first: Any, second: Any) -> np.ndarray:
         return np.where((first.decided != second.decided).any(axis=1), gaps, 0.0)
     spread = first.targets.std(axis=0)
     gaps = np.abs(first.outputs - second.outputs) / np.where(spread > 0, spread, 1)
-    return gaps.max(axis=1)
+    return np.asarray(gaps.max(axis=1))
 
 
 def agreement(first: Any, second: Any) -> dict[str, Any]:
