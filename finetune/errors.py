@@ -199,6 +199,11 @@ def list_first(items: Sequence[object], count: int) -> str:
     return listed
 
 
+def first_line(error: object) -> str:
+    """Return the first line of the message of an error."""
+    return str(error).strip().partition("\n")[0]
+
+
 def suggestion(name: str, names: Iterable[object], cutoff: float = 0.5) -> str:
     """Return ``"; did you mean 'yelp'?"`` for the closest of ``names``, or an empty string."""
     nearest = difflib.get_close_matches(name, list(map(str, names)), n=1, cutoff=cutoff)

@@ -18,7 +18,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from finetune.data.stored_files import refuse_pointer
 from finetune.data.targets import refuse_or_drop
-from finetune.errors import Findings, UserError
+from finetune.errors import Findings, UserError, first_line
 from finetune.runtime import activity
 
 
@@ -37,7 +37,7 @@ def decode(image: Mapping[str, Any], *, is_draft: bool = False) -> Image.Image:
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises many kinds, depending on the file
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = first_line(error) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
             reason = "not an image"
         place = image.get("path") or "an image"

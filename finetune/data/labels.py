@@ -355,9 +355,8 @@ def _set_of_names(labels: Sequence[Any] | None) -> list[str] | None:
     """Return the class names of a multi-label cell; None if it is invalid."""
     names = []
     for label in labels or ():
-        if isinstance(label, (int, float)) and label % 1:
-            return None
-        if not isinstance(label, (int, float, str)):
+        is_whole = isinstance(label, int | float) and label % 1 == 0
+        if not (is_whole or isinstance(label, str)):
             return None
         names.append(_class_name(label).strip())
     is_indicator = len(set(names)) < len(names) and set(names) <= {"0", "1", "False", "True"}

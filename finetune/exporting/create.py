@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from finetune.data.targets import values
 from finetune.data.tokenize import read_by_model
-from finetune.errors import RunError, UserError
+from finetune.errors import RunError, UserError, first_line
 from finetune.exporting import FOLDER
 from finetune.exporting.engines import Session
 from finetune.exporting.files import EXPORT, MODEL, TOKENIZER, Export, Facts, sha256
@@ -196,7 +196,7 @@ def _write_model(model: torch.nn.Module, facts: Facts, path: Path) -> None:
             node.metadata_props.clear()
         program.save(path, external_data=False)
     except torch.onnx.errors.OnnxExporterError as error:
-        cause = str(error.__cause__ or error).strip().partition("\n")[0]
+        cause = first_line(error.__cause__ or error)
         reason = f"torch {torch.__version__} cannot export {type(model).__name__}: {cause:.200}"
         raise UserError(f"{reason}; use finetune.predict, or serve the run") from error
 

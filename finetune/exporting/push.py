@@ -18,7 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, Repository
 # in its __all__, which mypy cannot read; httpx is httpx2 from huggingface_hub 2.0 on
 from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]
 
-from finetune.errors import RunError, UserError
+from finetune.errors import RunError, UserError, first_line
 from finetune.exporting import FOLDER
 from finetune.exporting.files import EXPORT, MODEL, TOKENIZER, Export
 from finetune.runs.run import Run
@@ -99,7 +99,7 @@ def push(run: Run | str | Path, repo: str, *, public: bool = False, dry_run: boo
             status = error.response.status_code
         if mistake := {401: "is not valid", 403: f"may not write to {repo}"}.get(status):
             raise UserError(f"{api.endpoint}: the token {mistake}; {_LOGIN}") from error
-        reason = f"{error.__cause__ or error}".strip().partition("\n")[0]
+        reason = first_line(error.__cause__ or error)
         hint = "push again (a commit is made whole or not at all)"
         raise RunError(f"the push to {api.endpoint} failed: {reason}; {hint}") from error
     except ValueError as error:  # of the metadata

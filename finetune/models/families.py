@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from finetune.errors import UserError
+from finetune.errors import UserError, first_line
 
 #: Prefixes of weights that the head does not use. DDP would wait for their gradients.
 UNUSED = {"big_bird": ("bert.pooler.",), "xlnet": ("transformer.mask_emb",)}
@@ -48,7 +48,7 @@ def without_weights(config: PretrainedConfig) -> torch.nn.Module:
         with torch.device("meta"):
             model: torch.nn.Module = auto.from_config(copy.deepcopy(config))
     except Exception as error:  # whatever is in config.json
-        reason = str(error).partition("\n")[0]
+        reason = first_line(error)
         raise UserError(
             f"--model {config.name_or_path}: expected a text model with a sequence classification "
             f"head in transformers, for example bert or llama; found type '{config.model_type}': "

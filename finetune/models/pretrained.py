@@ -32,7 +32,7 @@ from transformers import (
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from finetune.data import embedded
-from finetune.errors import UserError
+from finetune.errors import UserError, first_line
 from finetune.models import families, head, loaded_weights
 from finetune.runtime import hub
 
@@ -319,8 +319,7 @@ def _reason(error: Exception) -> str:
             "it needs custom code (auto_map in its configuration), which is never run; "
             "expected a model type that transformers supports"
         )
-    line = str(error).strip().partition("\n")[0]
-    reason = shorten(f"{type(error).__name__}: {line}", 400)
+    reason = shorten(f"{type(error).__name__}: {first_line(error)}", 400)
     if isinstance(error, (SafetensorError, json.JSONDecodeError)):
         reason += "; a file is damaged or cut off: copy or download the model again"
     return reason

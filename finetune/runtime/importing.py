@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from finetune.errors import UserError
+from finetune.errors import UserError, first_line
 from finetune.runtime import DISTRIBUTION
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ def describe_error(error: BaseException, path: Path, name_in_messages: str) -> s
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     line = f", line {lines[-1]}" if lines else ""
     description = f"{name_in_messages}{line}: {type(error).__name__}"
-    if message := str(error).strip().partition("\n")[0]:
+    if message := first_line(error):
         description += f": {message}"
     return description
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from finetune.errors import RunError, UserError, masked
+from finetune.errors import RunError, UserError, first_line, masked
 from finetune.runtime import distributed
 from finetune.runtime.formats import visible
 
@@ -154,7 +154,7 @@ def stop(error: BaseException) -> int:
     is_lost = distributed.lost_connection(error)
     if rank != 0 or is_lost:
         _wait_to_be_ended()
-    line = str(error).strip().partition("\n")[0]
+    line = first_line(error)
     if isinstance(error, Stopped):
         message = ""
         if rank == 0:

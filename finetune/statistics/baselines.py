@@ -11,6 +11,7 @@ from datasets import DatasetDict, Value
 from scipy.special import logit
 
 from finetune.data import targets
+from finetune.errors import first_line
 from finetune.statistics.scored import slices
 
 #: The start of the name of the baseline that :mod:`finetune.recipe.probe` computes.
@@ -174,8 +175,7 @@ def _bag_of_words(
 
 def failed(name: str, error: Exception) -> str:
     """Return the sentence that reports why the baseline ``name`` is missing."""
-    line = next(iter(str(error).splitlines()), "")
-    return f"no baseline '{name}': {type(error).__name__}: {line}"
+    return f"no baseline '{name}': {type(error).__name__}: {first_line(error)}"
 
 
 def _logs(probabilities: np.ndarray) -> np.ndarray:
