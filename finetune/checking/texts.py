@@ -67,6 +67,11 @@ _MUCH_UNKNOWN, _MAX_EQUAL_SHARE = 0.05, 0.5
 _SUSPICIOUS_TRUNCATED = 0.25
 
 
+def _draw_rows(count: int, most: int) -> np.ndarray:
+    """Return the sorted positions of at most ``most`` random rows."""
+    return np.sort(np.random.default_rng(0).choice(count, min(count, most), replace=False))
+
+
 def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report: Findings) -> None:
     """Report damaged texts in a split; missing texts are skipped.
 
@@ -79,8 +84,8 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
     stored = digests.stored_column(rows, "text")
     if stored not in rows.column_names or "string" not in str(rows.features[stored]):
         return
-    size = min(len(rows), _MAX_ROWS)
-    sample = np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))
+    sample = _draw_rows(len(rows), _MAX_ROWS)
+    size = len(sample)
     for part, column in enumerate(columns):
         suffix = ""
         if stored == digests.TEXTS:
@@ -109,8 +114,8 @@ def find_other_languages(rows: Dataset, column: str, report: Findings) -> None:
     """
     from py3langid import rank
 
-    size = min(len(rows), _LANGUAGE_SAMPLE)
-    positions = np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))
+    positions = _draw_rows(len(rows), _LANGUAGE_SAMPLE)
+    size = len(positions)
     languages = np.full(size, "", dtype=object)  # ISO 639-1 codes, "" if unclear
     for place, text in enumerate(rows.select_columns([column]).select(positions)[column][:]):
         letters = re.sub(r"[\W\d_]+", " ", text).strip()
@@ -216,7 +221,7 @@ class TokenSample:
 def sample_tokens(dataset: Dataset, encoder: Encoder) -> TokenSample:
     """Tokenize a random sample of the raw rows of a split, and return its statistics."""
     total = len(dataset)
-    rows = np.sort(np.random.default_rng(0).choice(total, min(_TOKEN_SAMPLE, total), replace=False))
+    rows = _draw_rows(total, _TOKEN_SAMPLE)
     read = read_by_model(dataset.select(rows))
     texts = {text if isinstance(text, str) else tuple(text) for text in read}
     unknown = encoder.tokenizer.unk_token_id

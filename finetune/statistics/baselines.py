@@ -24,6 +24,8 @@ MAX_WEIGHTS, MAX_SCORES = 6_000_000, 20_000_000
 #: The most classes for logistic regression: with more, it takes a minute even on some of the rows.
 #: Naive Bayes is fitted then, with at most ``MAX_COUNTS`` terms times classes.
 MAX_CLASSES_OF_REGRESSION, MAX_COUNTS = 200, 20_000_000
+#: The name of each baseline, and its outputs.
+Baselines = Iterator[tuple[str, np.ndarray]]
 _MAX_FLOAT64_OUTPUTS = 50_000_000  # outputs of classes; more of them are float32
 
 
@@ -38,7 +40,7 @@ class BaselineData:
     note: Callable[[str], object]  # called with a sentence if fitting fails
 
 
-def class_baselines(data: BaselineData, classes: int) -> Iterator[tuple[str, np.ndarray]]:
+def class_baselines(data: BaselineData, classes: int) -> Baselines:
     """Yield the name of each single-label baseline, and the logarithms of its probabilities for the
     test rows, shape ``(rows, classes)``.
     """
@@ -59,7 +61,7 @@ def class_baselines(data: BaselineData, classes: int) -> Iterator[tuple[str, np.
     yield from _bag_of_words(data, name, ["test"], bounds(classes), fit)
 
 
-def label_baselines(data: BaselineData) -> Iterator[tuple[str, np.ndarray]]:
+def label_baselines(data: BaselineData) -> Baselines:
     """Yield the name of each multi-label baseline, and its logits for the validation rows, which
     thresholds are fitted on, and then the test rows, shape ``(rows, labels)``, float32.
     """
@@ -79,7 +81,7 @@ def label_baselines(data: BaselineData) -> Iterator[tuple[str, np.ndarray]]:
     yield from _bag_of_words(data, "logistic regression", ["validation", "test"], bound, fit)
 
 
-def number_baselines(data: BaselineData) -> Iterator[tuple[str, np.ndarray]]:
+def number_baselines(data: BaselineData) -> Baselines:
     """Yield the name of each regression baseline, and its values, ``(test rows, targets)``."""
     train = data.splits["train"]
     labels = np.asarray(targets.values(train), dtype=np.float32).reshape(len(train), -1)
@@ -143,7 +145,7 @@ def _bag_of_words(
     splits: Sequence[str],
     bound: tuple[int, int],
     fit: Callable[[Any, Any, np.ndarray], np.ndarray],
-) -> Iterator[tuple[str, np.ndarray]]:
+) -> Baselines:
     """Yield the name and the outputs for ``splits`` of a TF-IDF baseline; nothing without words.
 
     ``fit`` is called with two sparse matrices of sublinear TF-IDF over the most frequent one- and

@@ -7,7 +7,7 @@ logits, logarithms of probabilities or predicted numbers, shape ``(rows, outputs
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -17,7 +17,7 @@ from finetune.data import labels as class_labels
 from finetune.data.prediction_columns import LABEL, MAX_PROBABILITY_COLUMNS, probability_of
 from finetune.errors import UserError, list_first, suggestion
 from finetune.statistics import baselines, linear, metrics
-from finetune.statistics.baselines import BaselineData
+from finetune.statistics.baselines import BaselineData, Baselines
 from finetune.statistics.linear import Linear
 from finetune.statistics.metrics import MetricArguments, NamedMetrics, module_of
 from finetune.statistics.results import Statistics
@@ -270,5 +270,5 @@ class Task(ABC, Generic[S]):
         return f"different labels or another order: {texts}"
 
     @abstractmethod
-    def baselines(self, data: BaselineData) -> Iterator[tuple[str, np.ndarray]]:
+    def baselines(self, data: BaselineData) -> Baselines:
         """Yield the name of each baseline and its outputs for the test rows."""

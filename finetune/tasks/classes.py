@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from finetune.data.prediction_columns import (
     ranked_name,
 )
 from finetune.statistics import baselines, linear, metrics, mistakes, scored
-from finetune.statistics.baselines import BaselineData
+from finetune.statistics.baselines import BaselineData, Baselines
 from finetune.statistics.functions import MODULES
 from finetune.statistics.linear import Linear
 from finetune.statistics.metrics import NamedMetrics
@@ -106,7 +106,7 @@ class SingleLabel(Task[ScoredRows]):
             calibration=mistakes.describe_calibration(rows),
         )
 
-    def baselines(self, data: BaselineData) -> Iterator[tuple[str, np.ndarray]]:
+    def baselines(self, data: BaselineData) -> Baselines:
         return baselines.class_baselines(data, len(self.labels))
 
 
@@ -221,7 +221,7 @@ class MultiLabel(Task[ScoredLabels]):
         scores = super().statistics(rows, recipe_metrics)
         return replace(scores, classes=metrics.describe_classes(rows))
 
-    def baselines(self, data: BaselineData) -> Iterator[tuple[str, np.ndarray]]:
+    def baselines(self, data: BaselineData) -> Baselines:
         validation = self.targets(targets.values(data.splits["validation"]))
         for name, logits in baselines.label_baselines(data):
             shift = self.fit(logits[: len(validation)], validation)  # as for the model

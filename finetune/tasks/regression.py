@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from finetune.data import targets as data_targets
 from finetune.data.prediction_columns import LABEL, PREDICTION, of_target
 from finetune.errors import UserError
 from finetune.statistics import baselines, linear, metrics
-from finetune.statistics.baselines import BaselineData
+from finetune.statistics.baselines import BaselineData, Baselines
 from finetune.statistics.functions import MODULES
 from finetune.statistics.linear import Linear
 from finetune.statistics.metrics import NamedMetrics
@@ -202,5 +202,5 @@ class Regression(Task[ScoredNumbers]):
             targets[name] = metrics.estimate(ScoredNumbers(*column), in_table)
         return replace(super().statistics(rows, recipe_metrics), targets=targets or None)
 
-    def baselines(self, data: BaselineData) -> Iterator[tuple[str, np.ndarray]]:
+    def baselines(self, data: BaselineData) -> Baselines:
         return baselines.number_baselines(data)
