@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from finetune.checking.options import refuse_combinations
 from finetune.config.parser import RecipeParser
-from finetune.errors import Report, UserError
+from finetune.errors import Findings, UserError
 from finetune.recipe import TextRecipe, catalog, option
 from tests.hub.repositories import UNCASED
 
@@ -134,7 +134,7 @@ def test_the_batch_size_of_a_subclass_replaces_that_of_its_base() -> None:
 @pytest.mark.parametrize(("fsdp", "count"), [("full_shard", 1), ("", 0)])
 def test_an_adapter_is_not_sharded(fsdp: str, count: int) -> None:
     """Without accelerators the command line refuses `--fsdp` alone, so it cannot show this."""
-    report = Report()
+    report = Findings()
     values = cast(Any, SimpleNamespace(max_minutes=None, fsdp=fsdp))
     refuse_combinations(values, {}, True, report)
     message = "--adapter lora is not supported with --fsdp: use DistributedDataParallel"
