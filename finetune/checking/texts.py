@@ -53,7 +53,7 @@ _DAMAGES: dict[str, tuple[str, str, str]] = {
 }
 #: For language detection: the most texts, the fewest letters of a text, and the smallest difference
 #: in log-probability between the two most likely languages.
-_LANGUAGE_SAMPLE, _MIN_LETTERS, _LEAST_MARGIN = 2000, 20, 7.0
+_LANGUAGE_SAMPLE, _MIN_LETTERS, _MIN_MARGIN = 2000, 20, 7.0
 #: If a smaller share of texts has a clear language, they are codes or names, not prose.
 _PROSE = 0.5
 #: The fewest texts in other languages that are reported.
@@ -62,7 +62,7 @@ _MIN_OTHER_TEXTS = 5
 _TOKEN_SAMPLE = 1000
 #: The mean share of unknown tokens from which there is a warning, and the share of texts whose
 #: tokens equal those of another text above which it is an error.
-_MUCH_UNKNOWN, _MAX_EQUAL_SHARE = 0.05, 0.5
+_MIN_SUSPICIOUS_UNKNOWN, _MAX_EQUAL_SHARE = 0.05, 0.5
 #: The share of truncated texts above which there is a warning.
 _SUSPICIOUS_TRUNCATED = 0.25
 
@@ -123,7 +123,7 @@ def find_other_languages(rows: Dataset, column: str, report: Findings) -> None:
             # skip codes of three letters: dialects and pidgins, which jargon is mistaken for
             ranked = (pair for pair in rank(letters) if len(pair[0]) == 2)
             (best, score), (_, second) = itertools.islice(ranked, 2)
-            languages[place] = best if score - second >= _LEAST_MARGIN else ""
+            languages[place] = best if score - second >= _MIN_MARGIN else ""
     counts = Counter(filter(None, languages.tolist()))
     total = counts.total()
     if not total or total < _PROSE * size:
@@ -200,10 +200,10 @@ class TokenSample:
         share = 0.0
         if len(self.unknown):
             share = float(self.unknown.mean())
-        if share < _MUCH_UNKNOWN:
+        if share < _MIN_SUSPICIOUS_UNKNOWN:
             return
         is_lost = 1 - self.sequences / self.texts > _MAX_EQUAL_SHARE
-        suspicious = self.unknown >= _MUCH_UNKNOWN
+        suspicious = self.unknown >= _MIN_SUSPICIOUS_UNKNOWN
         add = report.error if is_lost else report.warning
         add(
             f"{share:.0%} of the tokens of a training text are unknown to the tokenizer of "

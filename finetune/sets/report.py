@@ -21,7 +21,7 @@ from finetune.sets import require_optuna
 from finetune.sets.run_set import RunSet
 from finetune.statistics.estimates import estimate_over_seeds
 from finetune.statistics.functions import Metric
-from finetune.statistics.metrics import NamedMetrics, has_interval, most_rows
+from finetune.statistics.metrics import NamedMetrics, has_interval, max_effective_rows
 
 PAGE = "report.html"
 
@@ -95,7 +95,7 @@ def estimate_means(rows: Sequence[Any], metrics: NamedMetrics) -> dict[str, dict
         replicates = replicate_runs(rows, metric)
         limit = 0.0
         if has_interval(rows[0], metric):
-            limit = most_rows(rows[0], metric)
+            limit = max_effective_rows(rows[0], metric)
         score = asdict(estimate_over_seeds(replicates, metric.scale, limit))
         scores[name] = score | {"deviation": float(replicates[:, 0].std(ddof=1))}
     return scores

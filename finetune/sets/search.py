@@ -76,7 +76,7 @@ def run_search(
         check_values,
         default_space,
         list_values,
-        most_epochs,
+        max_epochs,
         parse_space,
     )
     from finetune.sets.trials import PRUNERS, Trials
@@ -105,7 +105,7 @@ def run_search(
         note(Noted(f"--space {default}"))
         distributions = parse_space(default, recipe)
     run_set = open_set("search", prepared, distributions)
-    stopper = PRUNERS[pruner](most_epochs(distributions, values))
+    stopper = PRUNERS[pruner](max_epochs(distributions, values))
     study = Trials(run_set, distributions, values.seed, stopper)
     while (trial := distributed.on_main_process(lambda: study.ask(trials))) is not None:
         try:

@@ -155,7 +155,7 @@ def check_values(space: Mapping[str, BaseDistribution], base: Settings) -> None:
         raise UserError(*dict.fromkeys(mistakes))
 
 
-def most_epochs(space: Mapping[str, BaseDistribution], values: ArgumentValues) -> int:
+def max_epochs(space: Mapping[str, BaseDistribution], values: ArgumentValues) -> int:
     """Return the most epochs of a trial, rounded up."""
     epochs: list[float] = [values.num_train_epochs]
     if "num_train_epochs" in space:

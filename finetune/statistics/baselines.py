@@ -154,11 +154,11 @@ def _bag_of_words(
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     train = data.splits["train"]
-    most_rows, most_terms = bound
+    max_rows, max_terms = bound
     if not (data.fit and isinstance(train.features[data.column], Value)):
         return
-    rows = np.random.default_rng(data.seed).permutation(len(train))[:most_rows]
-    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=most_terms)
+    rows = np.random.default_rng(data.seed).permutation(len(train))[:max_rows]
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=max_terms)
     # in batches, because reading a column loads all of it
     columns = (data.splits[name].select_columns([data.column]) for name in splits)
     texts = (text for rows in columns for batch in rows.iter(1000) for text in batch[data.column])
@@ -170,8 +170,8 @@ def _bag_of_words(
             data.note(failed(f"TF-IDF + {model}", error))
         return
     sample = ""
-    if len(train) > most_rows:
-        sample = f" ({most_rows:,} rows)"
+    if len(train) > max_rows:
+        sample = f" ({max_rows:,} rows)"
     yield f"TF-IDF + {model}{sample}", outputs
 
 

@@ -135,7 +135,7 @@ def estimate(rows: Any, metrics: NamedMetrics) -> dict[str, dict[str, float]]:
         elif not has_interval(rows, metric):
             score = Estimate(float(metric.function(rows)[0]))
         else:
-            limit = most_rows(rows, metric)
+            limit = max_effective_rows(rows, metric)
             score = estimates.estimate(metric.function(rows), metric.scale, limit)
         scores[name] = asdict(score)
     return scores
@@ -146,7 +146,7 @@ def has_interval(rows: Any, metric: Metric) -> bool:
     return not (metric.name in _OVER_CLASSES and rare_classes(rows))
 
 
-def most_rows(rows: Any, metric: Metric) -> float:
+def max_effective_rows(rows: Any, metric: Metric) -> float:
     """Return the upper limit of the effective sample size of a metric.
 
     For areas it is twice the smaller side of each class. For other shares it is all rows, or

@@ -15,7 +15,11 @@ from scipy.special import chdtri, expit, log_softmax
 from finetune.statistics.estimates import Estimate, share
 from finetune.statistics.scored import ScoredLabels, ScoredRows, slices
 
-_BINS, _LOWEST, _HIGHEST = 15, 0.05, 20.0  # calibration bins; the range of temperatures
+_BINS, _MIN_TEMPERATURE, _MAX_TEMPERATURE = (
+    15,
+    0.05,
+    20.0,
+)  # calibration bins; the range of temperatures
 
 
 class Suspicion(NamedTuple):
@@ -132,9 +136,11 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
             total -= float(np.take_along_axis(logs, labels[rows, None], axis=1).sum())
         return total / len(labels)
 
-    best = minimize_scalar(loss, bounds=(np.log(_LOWEST), np.log(_HIGHEST)), method="bounded")
+    best = minimize_scalar(
+        loss, bounds=(np.log(_MIN_TEMPERATURE), np.log(_MAX_TEMPERATURE)), method="bounded"
+    )
     temperature = float(np.exp(best.x))
-    if not _LOWEST * 1.01 < temperature < _HIGHEST / 1.01:
+    if not _MIN_TEMPERATURE * 1.01 < temperature < _MAX_TEMPERATURE / 1.01:
         return None
     gain = 2 * len(labels) * (loss(0.0) - float(best.fun))
     return temperature if gain > chdtri(1, 0.05) else 1.0
