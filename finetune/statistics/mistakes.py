@@ -15,11 +15,8 @@ from scipy.special import chdtri, expit, log_softmax
 from finetune.statistics.estimates import Estimate, share
 from finetune.statistics.scored import ScoredLabels, ScoredRows, slices
 
-_BINS, _MIN_TEMPERATURE, _MAX_TEMPERATURE = (
-    15,
-    0.05,
-    20.0,
-)  # calibration bins; the range of temperatures
+_BINS = 15  # of the calibration
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.05, 20.0
 
 
 class Suspicion(NamedTuple):
