@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from finetune.pipeline.report import Report, report
     from finetune.pipeline.train import launch, train
     from finetune.recipe import ImageRecipe, Recipe, TextRecipe, option
+    from finetune.recipe.run import Run
     from finetune.recipe.scoring import Scoring
-    from finetune.runs.run import Run
     from finetune.serving.app import create_app
     from finetune.sets.repeat import repeat
     from finetune.sets.run_set import RunSet
@@ -61,7 +61,7 @@ _MODULES = {
     "pipeline.train": "launch train",
     "recipe": "ImageClassification ImageRecipe Recipe TextClassification TextRecipe option",
     "recipe.scoring": "Scoring",
-    "runs.run": "Run",
+    "recipe.run": "Run",
     "serving.app": "create_app",
     "sets.repeat": "repeat",
     "sets.run_set": "RunSet",

@@ -11,7 +11,7 @@ from finetune.cli.parser import RUN, Parser
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import throttle
 from finetune.predicting import READING, Options
-from finetune.runs.run import Run
+from finetune.recipe.run import Run
 from finetune.runtime import distributed, hub
 
 _FLAGS = {

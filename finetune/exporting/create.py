@@ -21,14 +21,15 @@ from finetune.data.tokenize import read_by_model
 from finetune.errors import RunError, UserError, first_line
 from finetune.exporting import FOLDER
 from finetune.exporting.engines import Session
-from finetune.exporting.files import EXPORT, MODEL, TOKENIZER, Export, Facts, sha256
+from finetune.exporting.files import EXPORT, MODEL, TOKENIZER, Export, Facts
 from finetune.exporting.module import TorchSession, facts_of
 from finetune.exporting.quantization import quantize_weights
 from finetune.exporting.text import TextEncoder
 from finetune.exporting.verification import Verification
 from finetune.models.families import NOT_EXPORTED
-from finetune.runs.run import Run
+from finetune.recipe.run import Run
 from finetune.runtime import hub
+from finetune.runtime.files import hash_file
 from finetune.runtime.importing import require_packages
 
 _MAX_ROWS = 1000  # validation rows of the check
@@ -154,7 +155,7 @@ def _renamed_at_the_end(target: Path) -> Iterator[Path]:
 
 
 def _write_facts(directory: Path, facts: Facts, **changes: Any) -> Facts:
-    files = {name: sha256(directory / name) for name in (MODEL, TOKENIZER)}
+    files = {name: hash_file(directory / name) for name in (MODEL, TOKENIZER)}
     facts = replace(facts, files=files, **changes)
     facts = replace(facts, sha256=facts.digest())
     facts.write(directory)

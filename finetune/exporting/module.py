@@ -17,7 +17,7 @@ from finetune.exporting.text import Inputs
 from finetune.models import cpu
 from finetune.predicting import Options
 from finetune.recipe import TextRecipe
-from finetune.runs.run import Run
+from finetune.recipe.run import Run
 from finetune.runtime import distributed
 
 

@@ -14,11 +14,11 @@ import pandas as pd
 from finetune.errors import UserError, suggestion
 from finetune.exporting import require_engine
 from finetune.exporting.files import EXPORT, MODEL, TOKENIZER, Export
+from finetune.runs.records import Manifest
 from finetune.tasks import decoding
-from finetune.training.record import MANIFEST
 
 if TYPE_CHECKING:
-    from finetune.runs.run import Run
+    from finetune.recipe.run import Run
 
 
 class Predictor:
@@ -54,7 +54,7 @@ class Predictor:
     ) -> None:
         path = source if isinstance(source, str | Path) else source.path
         self._path = Path(path).expanduser()
-        is_export = (self._path / EXPORT).exists() or not (self._path / MANIFEST).exists()
+        is_export = (self._path / EXPORT).exists() or not Manifest.exists_in(self._path)
         self.engine = engine or ("onnxruntime" if is_export else "torch")
         require_engine(self.engine)
         self._trust_recipe = trust_recipe
@@ -62,7 +62,7 @@ class Predictor:
             if is_export:
                 raise UserError(f"--engine torch: {self._path} is an export; expected its run")
             from finetune.exporting.module import facts_of
-            from finetune.runs.run import Run
+            from finetune.recipe.run import Run
 
             self._run = Run.load(self._path, trust_recipe=trust_recipe)
             if self._run.unfinished:

@@ -9,7 +9,7 @@ import numpy as np
 from finetune.exporting.engines import Session
 from finetune.exporting.files import MODEL, TOKENIZER, Facts
 from finetune.exporting.text import FastTokenizer, Inputs, TextEncoder
-from finetune.runs.run import Run
+from finetune.recipe.run import Run
 from finetune.statistics.metrics import estimate, estimate_difference, find_metrics
 from finetune.statistics.scored import agreement
 

@@ -13,9 +13,9 @@ from scipy.special import ndtr
 
 from finetune.data.prediction_columns import DIGEST, LABEL, PREDICTION
 from finetune.errors import UserError, counted
+from finetune.recipe.run import Run
 from finetune.reporting import tables
 from finetune.reporting.tables import Cell, Table, to_cells
-from finetune.runs.run import Run
 from finetune.statistics.estimates import holm
 from finetune.statistics.metrics import (
     NamedMetrics,

@@ -19,7 +19,7 @@ from finetune.pipeline.events import Progress, ignore, reporting
 from finetune.pipeline.results import assess, scores
 from finetune.predicting import Options
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
-from finetune.runs.run import Run
+from finetune.recipe.run import Run
 from finetune.runtime import distributed, formats, hub
 from finetune.statistics.results import Statistics
 from finetune.training.arguments import argument_values

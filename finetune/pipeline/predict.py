@@ -23,10 +23,11 @@ from finetune.predicting import FILES, READING, Options
 from finetune.predicting.output import Parts, write_rows
 from finetune.predicting.request import STANDARD_INPUT, Request
 from finetune.recipe import ImageRecipe, TextRecipe
-from finetune.runs.run import PREDICTIONS, Run
+from finetune.recipe.run import Run
+from finetune.runs.directory import PREDICTIONS
+from finetune.runs.records import Manifest
 from finetune.runtime import distributed, hardware
 from finetune.runtime.formats import QUOTING, SEPARATORS
-from finetune.training.record import MANIFEST
 
 _MAX_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
 #: Suffixes of the files that can be written.
@@ -292,5 +293,5 @@ def _check_output(output: Path, source: str | Path, report: Findings) -> None:
     if output.suffix not in SUFFIXES or output.is_dir() or not folder.is_dir():
         expected = f"a file ending in {', '.join(SUFFIXES)}, in a folder that exists"
         report.error(f"--output {output}: expected {expected}")
-    elif is_input or (output.name in (PREDICTIONS, FILE) and (folder / MANIFEST).exists()):
+    elif is_input or (output.name in (PREDICTIONS, FILE) and Manifest.exists_in(folder)):
         report.error(f"--output {output} is the input or part of a run: name another file")

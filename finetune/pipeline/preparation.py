@@ -10,24 +10,26 @@ import numpy as np
 from datasets import Dataset
 from transformers import EvalPrediction
 
-from finetune.checking.options import refuse_combinations, report_schedule
 from finetune.config.settings import Settings
 from finetune.data.labels import list_names
 from finetune.errors import UserError
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
-from finetune.pipeline import resumption
-from finetune.pipeline.resumption import Resumption
+from finetune.pipeline.description import describe_configuration
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe, defaults
 from finetune.recipe.catalog import display_name, origin
-from finetune.recipe.options import ModelOptions
+from finetune.recipe.options import ModelOptions, rule_options
 from finetune.reporting import tracking
+from finetune.rules.check import check_command, check_task
+from finetune.rules.schedule import describe_weak_training, ignores_warmup
+from finetune.runs import resumption
+from finetune.runs.checkpoints import refuse_code
+from finetune.runs.directory import lock_directory, refuse_foreign_directory
+from finetune.runs.resumption import Resumption
 from finetune.runtime import activity, distributed, hub, versions
 from finetune.runtime.importing import describe_error
-from finetune.training import rules
 from finetune.training import steps as training_steps
 from finetune.training.arguments import ArgumentValues
-from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
 
 #: Flags that may differ between machines.
 _MACHINE_FLAGS = {"output_dir", "resume_from_checkpoint", "resume", "num_threads"}
@@ -39,7 +41,7 @@ class Prepared:
 
     settings: Settings
     resumption: Resumption  # the checkpoint to continue from, if any
-    configuration: dict[str, Any]  # what decides the result, see `resumption.configuration`
+    configuration: dict[str, Any]  # what decides the result, see `runs/provenance.py`
     differences: str | None  # a sentence about changes since the checkpoint
     steps: int  # optimizer steps in total; 0 before the first steps are timed, for --max_minutes
     is_done: bool = False  # whether the run is finished on every machine: nothing is trained
@@ -59,7 +61,7 @@ def prepare_job(settings: Settings) -> Prepared:
     if prepared.settings.values.save_on_each_node:  # each machine has its own checkpoints
         common = prepared.resumption
         if not (is_done := all(distributed.gather(prepared.is_done))):
-            common = resumption.agree_on_checkpoint(common, settings.output_dir)
+            common = resumption.agree_on_checkpoint(common)
         prepared = replace(prepared, resumption=common, is_done=is_done)
     if not prepared.is_done and distributed.machines() > 1:
         _refuse_different_machines(prepared)
@@ -90,8 +92,8 @@ def prepare(settings: Settings) -> Prepared:
     values = settings.values
     for sentence in (*_describe_schedule(settings), *versions.describe_untested()):
         recipe.note(sentence)
-    configuration = resumption.configuration(settings)
-    differences = resumption.refuse_changes(resumed, configuration, values)
+    configuration = describe_configuration(settings)
+    differences = resumed.refuse_changes(configuration, values.allow_changed)
     is_done = resumed.finished and not resumed.extended_by(configuration)
     if not is_done:
         resumed.require_state()
@@ -115,7 +117,8 @@ def load_and_check(settings: Settings) -> ArgumentValues | None:
     recipe = settings.recipe
     values = _check_values(settings)
     if values is not None:
-        refuse_combinations(values, settings.user_options, has_adapter(recipe), settings.report)
+        with settings.report.collect():
+            check_command(rule_options(recipe).beside(values, settings.user_options))
     _check_sources(settings, values)
     if settings.report.sentences("error") or "splits" not in vars(recipe):
         return values
@@ -161,8 +164,9 @@ def count_steps(settings: Settings, rows: Dataset) -> int:
     steps: int = values.max_steps
     if steps <= 0:
         steps = math.ceil(values.num_train_epochs * epoch_steps)
-    facts = {"is_text": isinstance(recipe, TextRecipe), "has_adapter": has_adapter(recipe)}
-    report_schedule(values, steps, recipe.report, **facts)
+    is_text = isinstance(recipe, TextRecipe)
+    for sentence in describe_weak_training(values, steps, is_text, has_adapter(recipe)):
+        recipe.report.warning(sentence)
     return steps
 
 
@@ -176,7 +180,7 @@ def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:
     """Return new settings, with the numbers of a resumed run that are unset in this command."""
     names = defaults.unset_names(settings.recipe, settings.training)
     stored = {name: value for name, value in resumed.configuration.items() if name in names}
-    if rules.ignores_warmup(settings.values):  # if it were typed, it would be refused
+    if ignores_warmup(settings.values):  # if it were typed, it would be refused
         stored.pop("warmup_steps", None)
     return replace(settings, training={**settings.training, **stored})
 
@@ -245,17 +249,20 @@ def _check_values(settings: Settings) -> ArgumentValues | None:
 def _check_directory(settings: Settings) -> Resumption:
     """Check the output directory, and return the checkpoint to continue from, if any."""
     directory = settings.output_dir
-    resumed = resumption.find(None, directory)
+    resumed = resumption.find_checkpoint(None, directory)
     values = _check_values(settings)
     is_writer = writes_run(values)
     is_locked = is_writer and not settings.dry_run
     with settings.report.collect():
         if is_writer:
-            refuse_foreign(directory)
-        request = resumption.requested(values, directory) if values is not None else None
+            refuse_foreign_directory(directory)
+        request = None
+        if values is not None:
+            paths = values.resume_from_checkpoint, directory
+            request = resumption.requested_checkpoint(values.resume, *paths)
         if request and is_locked and directory.is_dir():
-            occupy(directory)  # else another training could write while checkpoints are verified
-        resumed = resumption.find(request, directory, renames=is_locked)
+            lock_directory(directory)  # or another training could write while they are verified
+        resumed = resumption.find_checkpoint(request, directory, renames=is_locked)
         if resumed.path is not None:
             refuse_code(resumed.path)
     files = settings.recipe.correction_files()
@@ -285,9 +292,10 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
     if report.sentences("error") and hub.missing({**vars(recipe), "model": None}):
         return
     with report.collect():
-        has_one_class = recipe.kind.has_one_class
+        task = recipe.kind
         if values is not None:
-            training_steps.refuse_options(values, has_one_class, recipe.weights is not None)
+            check_task(rule_options(recipe).beside(values, settings.user_options), task)
+            _ = recipe.weights  # may name classes that the data does not have
         if not has_model:  # transformers would try to download it for half a minute
             return
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:

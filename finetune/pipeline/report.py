@@ -7,9 +7,9 @@ from finetune.checking import suspects
 from finetune.data.targets import MAX_SUSPECTS
 from finetune.errors import RunError, UserError
 from finetune.pipeline import events
+from finetune.recipe.run import Run
 from finetune.reporting import card
 from finetune.reporting import page as report_page
-from finetune.runs.run import Run
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from finetune.errors import UserError
 from finetune.models import cpu
 from finetune.predicting import Options
 from finetune.recipe import TextRecipe
-from finetune.runs.run import Run
+from finetune.recipe.run import Run
 from finetune.runtime import distributed, hardware
 
 #: Tokens of a batch. On a CPU the activations of a layer then nearly fit into its cache.

@@ -25,7 +25,7 @@ from finetune.errors import UserError, counted, suggestion
 from finetune.predicting import FILES, Options
 from finetune.predicting.predictor import Predictor
 from finetune.recipe import ImageRecipe, TextRecipe
-from finetune.runs.run import Run
+from finetune.recipe.run import Run
 from finetune.runtime import formats
 
 STANDARD_INPUT = "-"

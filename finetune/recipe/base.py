@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 from finetune.errors import Findings, UserError
-from finetune.recipe.options import RENAMED_PARTS, RecipeOptions, declare, option, validate
+from finetune.recipe.options import (
+    RENAMED_PARTS,
+    RecipeOptions,
+    declare,
+    option,
+    rule_options,
+    validate,
+)
+from finetune.rules.check import check_task
 from finetune.runtime import hub
 
 if TYPE_CHECKING:
@@ -84,8 +92,6 @@ class Recipe(RecipeOptions):
         self.label_sources: Sequence[str] = ["label"]  # the user's names of the label columns
         self.unmapped_labels: Sequence[str] = ()  # in --label_map, but not in the data
         validate(self)
-        if self.loss_function and type(self).loss is not Recipe.loss:
-            raise UserError(f"--loss_function {self.loss_function}: the recipe overrides loss()")
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
@@ -196,12 +202,12 @@ class Recipe(RecipeOptions):
         from finetune.models import cpu
         from finetune.models.adapters import freeze_or_add_adapter
         from finetune.recipe.options import ModelOptions
-        from finetune.training import rules
+        from finetune.rules.devices import recomputes
 
         model = self.kind.scaled(model)
         is_on = arguments.cpu_kernels == "auto" and not arguments.torch_compile
         if arguments.device.type == "cpu" and is_on:
-            cpu.for_training(model, bf16=arguments.bf16, recomputes=rules.recomputes(arguments))
+            cpu.for_training(model, bf16=arguments.bf16, recomputes=recomputes(arguments))
         if isinstance(self, ModelOptions):
             return freeze_or_add_adapter(model, vars(self))
         return model
@@ -254,7 +260,6 @@ class Recipe(RecipeOptions):
             UserError: If an argument is unknown, or if the data has errors.
         """
         from finetune.training.arguments import argument_values
-        from finetune.training.steps import refuse_options
         from finetune.training.trainer import build_trainer
 
         argument_values(self.defaults(), training_arguments)  # check before data is loaded
@@ -263,10 +268,10 @@ class Recipe(RecipeOptions):
         hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
         _ = self.splits  # may decide the task, and so the metric of the best model
         defaults = self.training_defaults(training_arguments)
-        arguments = argument_values(defaults, training_arguments).build()
-        refuse_options(arguments, self.kind.has_one_class, self.weights is not None)
+        values = argument_values(defaults, training_arguments)
+        check_task(rule_options(self).beside(values, training_arguments), self.kind)
         kwargs = functools.partial(self.trainer_kwargs, None)
-        trainer = build_trainer(kwargs, arguments, self.adapt)
+        trainer = build_trainer(kwargs, values.build(), self.adapt)
         trainer.moves_runs_aside = True
         return trainer
 
@@ -367,8 +372,7 @@ class Recipe(RecipeOptions):
 
         if (text := self.class_weights) == "none":
             return None
-        if self.kind.label_kind == "labels" and type(self).loss is not Recipe.loss:
-            raise UserError(f"--class_weights {text}: apply multi-label weights in your loss()")
+        check_task(rule_options(self), self.kind)
         targets = self.targets("train")
         if getattr(self, "windows", None) is not None:  # each window has the target of its text
             targets = np.asarray(self.prepared["train"].with_format("numpy")["labels"][:])

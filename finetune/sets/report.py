@@ -14,9 +14,9 @@ import numpy as np
 
 from finetune.errors import UserError
 from finetune.pipeline.compare import metrics_of, read_same_rows
+from finetune.recipe.run import Run
 from finetune.reporting import plots, tables
 from finetune.reporting.tables import Cell, Table, format_score, to_cells
-from finetune.runs.run import Run
 from finetune.sets import require_optuna
 from finetune.sets.run_set import RunSet
 from finetune.statistics.estimates import estimate_over_seeds

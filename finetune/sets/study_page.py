@@ -15,19 +15,12 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as optuna_plots
 
 from finetune.errors import counted
+from finetune.recipe.run import Run
 from finetune.reporting import plots
 from finetune.reporting.plots import INK, Plot
 from finetune.reporting.tables import Cell, Table, format_number, format_score, to_cells
-from finetune.runs.run import Run
 from finetune.sets.run_set import RunSet
-from finetune.sets.trials import (
-    list_trials,
-    open_study,
-    reason_of,
-    short,
-    trial_name,
-    trials_in,
-)
+from finetune.sets.trials import list_trials, open_study, reason_of, short, trial_name, trials_in
 
 #: With fewer complete trials, the importance of an option is noise.
 _MIN_TRIALS = 5

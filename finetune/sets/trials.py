@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 import shutil
 import warnings
@@ -27,12 +26,12 @@ from optuna.trial import FrozenTrial, TrialState
 from transformers import EvalPrediction
 
 from finetune.errors import Pruned, RunError, UserError
-from finetune.pipeline.results import VALIDATION
+from finetune.recipe.run import Run
 from finetune.reporting.tables import format_number
-from finetune.runs.run import Run
-from finetune.runtime import files
+from finetune.runs import checkpoints
+from finetune.runs.directory import VALIDATION, is_locked, lock_directory
+from finetune.runtime.files import to_json_values, write_whole
 from finetune.sets.run_set import RunSet
-from finetune.training import checkpoint
 
 JOURNAL = "study.journal"
 BEST = "best.yaml"  # the options of the best trial, for --config
@@ -121,7 +120,7 @@ class Trials:
             if (killed := trial.user_attrs.get(_CONTINUES)) is not None:
                 with contextlib.suppress(FileNotFoundError):  # killed before it began
                     self._path(killed).rename(path)
-            checkpoint.occupy(path)
+            lock_directory(path)
         self._current, self._last_step = trial, 0
         return Trial(trial.params, path)
 
@@ -155,7 +154,7 @@ class Trials:
         study = self._study
         unlocked = set()
         for trial in trials_in(study, TrialState.RUNNING):
-            if not files.is_locked(self._path(trial.number)):
+            if not is_locked(self._path(trial.number)):
                 unlocked.add(trial.number)
         for trial in trials_in(study, TrialState.RUNNING):  # one may have ended
             if trial.number not in unlocked:
@@ -222,7 +221,7 @@ class Trials:
         with self._lock:  # of two processes one may not know the best trial of the other
             best = self._best()
             for frozen in self._study.get_trials(deepcopy=False):
-                paths = checkpoint.list_checkpoints(self._path(frozen.number))
+                paths = checkpoints.list_checkpoints(self._path(frozen.number))
                 is_best = best is not None and frozen.number == best.number
                 if paths and frozen.state.is_finished() and not is_best:
                     for path in paths:
@@ -249,10 +248,9 @@ class Trials:
                 reasons = sorted(set(map(reason_of, list_trials(self._study))))
                 raise RunError(f"no trial has a score: {'; '.join(reasons)}")
             path = self._path(best.number)
-            try:
-                files.lock(path)
-            except TimeoutError:
+            if is_locked(path):
                 return None
+            lock_directory(path)
         return Trial(best.params, path)
 
     def finish(self, winner: Trial, options: Mapping[str, Any]) -> str:
@@ -266,8 +264,8 @@ class Trials:
             A sentence if the optimism is not known, else an empty string.
         """
         shared = {n: value for n, value in options.items() if n not in ("output_dir", "config")}
-        best = json.loads(json.dumps({**shared, **winner.params}, default=str))  # paths in Python
-        files.write_whole(self.run_set.path / BEST, yaml.safe_dump(best, sort_keys=False))
+        best = to_json_values({**shared, **winner.params})  # paths in Python
+        write_whole(self.run_set.path / BEST, yaml.safe_dump(best, sort_keys=False))
         complete = trials_in(self._study, TrialState.COMPLETE)
         runs = [Run(self._path(trial.number)) for trial in complete]
         manifest = self.run_set.manifest
