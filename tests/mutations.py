@@ -139,9 +139,9 @@ MUTATIONS = (
     ),
     Mutation(
         "predict --calibrated does not apply the temperature",
-        "finetune/predicting/predictor.py",
-        "float(run.manifest.temperature or 1.0) if options.calibrated else 1.0",
-        "1.0",
+        "finetune/predicting/request.py",
+        "if self.options.calibrated:",
+        "if False:",
         ("E4",),
     ),
     Mutation(

@@ -20,13 +20,14 @@ from finetune.data.targets import values
 from finetune.data.tokenize import read_by_model
 from finetune.errors import RunError, UserError, first_line
 from finetune.exporting import FOLDER
-from finetune.exporting.engines import Session
+from finetune.exporting.engines import OnnxSession
 from finetune.exporting.files import EXPORT, MODEL, TOKENIZER, Export, Facts
-from finetune.exporting.module import TorchSession, facts_of
+from finetune.exporting.module import facts_of
 from finetune.exporting.quantization import quantize_weights
-from finetune.exporting.text import TextEncoder
+from finetune.exporting.text import TextInference
 from finetune.exporting.verification import Verification
 from finetune.models.families import NOT_EXPORTED
+from finetune.predicting.model import TorchSession
 from finetune.recipe.run import Run
 from finetune.runtime import hub
 from finetune.runtime.files import hash_file
@@ -95,23 +96,22 @@ def export(
         _write_model(model, facts, directory / MODEL)
         _write_tokenizer(recipe.processing_class(), facts, directory / TOKENIZER)
         facts = _write_facts(directory, facts)
-        encoder = TextEncoder(recipe.processing_class(), facts)
-        session = TorchSession(model)
-        rows = Verification(run, texts, labels, facts, lambda rows: encoder.logits(rows, session))
-        check = rows.check(directory, facts)
+        reference = TextInference(recipe.processing_class(), facts, TorchSession(model))
+        rows = Verification(run, texts, labels, facts, reference)
+        check, _ = rows.check(directory, facts)
         if _has_changed(check) or _has_changed(check["neighbours"]):
             raise RunError(f"{run.path}: the export does not answer as the run: {_listed(check)}")
         facts = _write_facts(directory, facts, check=check | _measure(directory, facts))
         if quantize:
             quantize_weights(directory / MODEL)
             facts = _write_facts(directory, facts)
-            check = rows.check(directory, facts)
+            check, outputs = rows.check(directory, facts)
             if _has_changed(check["neighbours"]):
                 raise RunError(f"{run.path}: --quantize {quantize}: {_listed(check)}")
             if check["changed"] > _MAX_CHANGED_SHARE * check["rows"] and not accept_changes:
                 hint = "add --accept_changes, or export without --quantize"
                 raise UserError(f"--quantize {quantize}: {_listed(check)}; {hint}")
-            check |= rows.scores(directory, facts)
+            check |= rows.scores(outputs)
             check |= {"weights": quantize} | _measure(directory, facts)
             _write_facts(directory, facts, quantized=check)
     return Export.load(target)
@@ -232,7 +232,7 @@ def _write_tokenizer(source: Any, facts: Facts, path: Path) -> None:
 
 def _measure(directory: Path, facts: Facts) -> dict[str, Any]:
     """Return the size of the model, and the median milliseconds for a row of 32 tokens."""
-    session = Session(directory / MODEL, "onnxruntime", bf16=False)
+    session = OnnxSession(directory, facts)
     tokens = np.ones((1, min(32, facts.encoding["max_length"])), np.int64)
     row = {name: tokens * (name != "token_type_ids") for name in facts.inputs}
     if end := facts.encoding["eos_token"]:  # BART and T5 read the text there

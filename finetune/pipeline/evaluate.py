@@ -14,7 +14,7 @@ from finetune.data.digests import fingerprint, seen_in
 from finetune.data.files_of_splits import NONE, SPLITS, NoTrainSplit, guess_split
 from finetune.data.sources import Source, number_rows
 from finetune.errors import UserError, counted
-from finetune.exporting.module import model_loader
+from finetune.exporting.module import SessionModule, engine_session
 from finetune.pipeline.events import Progress, ignore, reporting
 from finetune.pipeline.results import assess, scores
 from finetune.predicting import Options
@@ -86,8 +86,8 @@ def evaluate(
         raise UserError(f"--{next(iter(reading))} says how to read other data: add --data FILE")
     recipe = run.recipe()
     manifest = run.manifest
-    load = model_loader(run, Options(engine=engine, cpu_kernels=cpu_kernels))
-    precision = "fp32" if load else manifest.launch.precision
+    session = engine_session(run, Options(engine=engine, cpu_kernels=cpu_kernels))
+    precision = "fp32" if session else manifest.launch.precision
     if precision == "tf32" or (precision == "fp16" and not torch.accelerator.is_available()):
         precision = "fp32"
     values = argument_values(
@@ -120,7 +120,7 @@ def evaluate(
         evaluated, rows_trained_on, notes = distributed.main_process_first(prepare)
         trainer = build_trainer(
             lambda _: evaluated.trainer_kwargs(
-                (load or evaluated.load_model)(run.path, run.labels)
+                SessionModule(session) if session else evaluated.load_model(run.path, run.labels)
             ),
             values.build(),
             evaluated.adapt,

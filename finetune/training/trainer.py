@@ -31,8 +31,9 @@ from transformers import DefaultFlowCallback, EvalPrediction, PreTrainedModel, s
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, rotate_checkpoints
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from finetune.data import batches, encoding
+from finetune.data import encoding
 from finetune.data.labels import list_names
+from finetune.data.lengths import lengths_of
 from finetune.errors import Diverged, UserError
 from finetune.models.cpu import exchange
 from finetune.runs import checkpoints
@@ -140,7 +141,7 @@ class Trainer(transformers.Trainer):
         rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(eval_dataset, str):  # the name of one of several
             rows = self.eval_dataset[eval_dataset]
-        lengths = batches.lengths_of(rows, self.args.length_column_name)
+        lengths = lengths_of(rows, self.args.length_column_name)
         order = np.arange(len(rows)) if lengths is None else np.argsort(-lengths, kind="stable")
         documents = encoding.documents_of(rows) if self.row_loss.pooling else None
         if lengths is not None:
