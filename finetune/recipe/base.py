@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
-from finetune.errors import Report, UserError
+from finetune.errors import Findings, UserError
 from finetune.recipe.options import (
     RENAMED_PARTS,
     RecipeOptions,
@@ -84,7 +84,7 @@ class Recipe(RecipeOptions):
         declare(cls)
 
     def __post_init__(self) -> None:
-        self.report = Report()  # the findings about options and data
+        self.report = Findings()  # the findings about options and data
         self.row_source: Source | None = None  # set by read()
         self.split_how = ""  # a description of how rows were split
         self.corrections: Sequence[dict[str, Any]] = ()  # the facts of each file of corrections
@@ -294,8 +294,9 @@ class Recipe(RecipeOptions):
     @functools.cached_property
     def splits(self) -> DatasetDict:
         """The raw splits, corrected and checked, with rows in the order of the source."""
+        from finetune.checking import corrections
         from finetune.checking.rows import check_rows, require_splits
-        from finetune.data import columns, corrections
+        from finetune.data import columns
 
         source = self.source
         columns.check_names(source, self.unmapped_labels, self.report)
@@ -390,7 +391,7 @@ class Recipe(RecipeOptions):
     @property
     def _scoring(self) -> Scoring:
         if self.metrics:
-            return self.scoring.of_names(self.metrics)
+            return self.scoring.from_names(self.metrics)
         return self.scoring
 
     @property
