@@ -6,7 +6,6 @@ applied after the splits are made, so that a training with corrections has the s
 without.
 """
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from finetune.data.labels import list_names, parse_list, parse_number
 from finetune.data.read import existing
 from finetune.data.sources import Source
 from finetune.errors import Findings, UserError, counted
+from finetune.runtime.files import hash_file
 from finetune.runtime.formats import escape_formula
 
 #: The ``new_label`` that removes a row.
@@ -78,8 +78,7 @@ def apply(
             if "test" in facts["relabelled"] | facts["excluded"]:
                 text += ": scores on this test set cannot be compared with those before"
             report.info(text, name="corrections")
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            applied.append({"file": name, "sha256": digest, **facts})
+            applied.append({"file": name, "sha256": hash_file(path), **facts})
     corrected = DatasetDict()
     for split, rows in splits.items():
         is_here = data["is_changed"] & (data["part"] == split)
@@ -100,10 +99,11 @@ def _find_rows(splits: DatasetDict, source: DatasetDict, column: str) -> pd.Data
     """
     frames = []
     for split, rows in source.items():
-        frame = pd.DataFrame({"split": split, "digest": row_digests(rows, column)})
-        frame["row"] = targets.source_rows(rows)
-        frame["label"] = pd.Series(targets.values(rows), dtype=object)
-        frames.append(frame)
+        labels = pd.Series(targets.values(rows), dtype=object)
+        numbers, digests = targets.source_rows(rows), row_digests(rows, column)
+        frames.append(
+            pd.DataFrame({"split": split, "row": numbers, "digest": digests, "label": labels})
+        )
     parts = []
     for part, rows in splits.items():
         split = part if part in source else "train"
@@ -128,20 +128,20 @@ def _find_changes(
             f"{locate(lines.index[is_moved].to_series())}: 'text' is that of another row than "
             "'digest': sort all columns together, or none"
         )
-    lines = lines.drop(columns="text").reset_index(names="line").rename(columns={"label": "text"})
+    lines = lines.reset_index(names="line").rename(columns={"label": "label_text"})
     pairs = lines.merge(data.reset_index(names="place"), "left", on=["split", "digest"])
     is_gone = pairs["place"].notna() & pairs["label"].isna()  # left out by an earlier file
     texts = pairs["label"].map(partial(label_text, train), "ignore")
-    is_same = texts == pairs["text"]
-    is_alike = texts.map(_normalize_label, "ignore") == pairs["text"].map(_normalize_label)
+    is_same = texts == pairs["label_text"]
+    is_alike = texts.map(_normalize_label, "ignore") == pairs["label_text"].map(_normalize_label)
     is_match = is_same | (is_alike & ~is_same.groupby(pairs["line"]).transform("any"))
     is_found = (is_match | is_gone).groupby(pairs["line"]).transform("any")
     unmatched = pairs[~is_found & ((pairs["new_label"] != "") | (flag == "--exclude"))]
     if not unmatched.empty:
         mistakes.append(
             f"{locate(unmatched['line'])}: not in the data with this 'split', 'digest' and 'label' "
-            f"({list_names(list(unmatched['text'].unique()))}): edit only 'new_label', use the "
-            "file made from this data, or remove the line"
+            f"({list_names(list(unmatched['label_text'].unique()))}): edit only 'new_label', use "
+            "the file made from this data, or remove the line"
         )
     changes = {}
     for row, requests in pairs[is_match].groupby("place"):
@@ -152,8 +152,10 @@ def _find_changes(
                 "same 'new_label', or remove a line"
             )
         try:
-            if cell or flag == "--exclude":
-                changes[row] = _parse_label(cell, train) if flag == "--relabel" else None
+            if flag == "--exclude":
+                changes[row] = None
+            elif cell:
+                changes[row] = _parse_label(cell, train)
         except UserError as error:
             mistakes.append(f"{locate(requests['line'].head(1))}: {error}")
     if mistakes:

@@ -189,7 +189,7 @@ def _find_revealing_words(rows: Dataset, column: str, report: Findings) -> None:
     words = vectorizer.get_feature_names_out()
     texts = np.asarray(terms.sum(axis=0), dtype=np.int64).ravel()
     rules = []  # texts of the class with the term; all texts with it
-    for label, size in zip(*np.unique(labels, return_counts=True), strict=True):
+    for label, size in targets.counts(rows).items():
         hits = np.asarray(terms[labels == label].sum(axis=0), dtype=np.int64).ravel()
         low, _ = wilson(hits / texts, texts, _DEVIATIONS)
         pairs = [(low >= precision) & (hits >= least * size) for precision, least in _REVEALING]
@@ -232,9 +232,9 @@ def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Findings
     columns = {}
     for name in rows.column_names:
         if name not in {ROW, "label", "text", digests.TEXTS}:
-            columns[name] = arrow.column(rows, name).combine_chunks()
+            columns[name] = arrow.column(rows, name)
     if digests.TEXTS in rows.column_names:  # the columns that were joined to `text`
-        parts = arrow.column(rows, digests.TEXTS).combine_chunks()
+        parts = arrow.column(rows, digests.TEXTS)
         for number, name in enumerate(read):
             columns[name] = pc.list_element(parts, number)
     for name, values in columns.items():

@@ -203,7 +203,7 @@ def read_suspects(path: Path) -> pd.DataFrame:
     for name in ("split", "digest", "label", "new_label", "text"):
         names = [column for column in rows.column_names if usual_name(column) == name]
         column = max(names, key=len, default=name)  # with prefixes if the user has one of that name
-        if column not in rows.column_names:
+        if not names:
             if name == "text":
                 lines[name] = ""
                 continue
@@ -232,7 +232,7 @@ def row_digests(rows: Dataset, column: str) -> list[str]:
         return [f"x{digest.hex()}" for digest in digests.hash_rows(rows, column)]
     keys: list[str] = []
     for batch in rows.select_columns([column]).iter(1000):
-        keys.extend(map(text_digest, batch[column]))
+        keys += map(text_digest, batch[column])
     return keys
 
 

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -17,7 +16,7 @@ from finetune.data import arrow, digests
 from finetune.data.encoding import Encoder
 from finetune.data.targets import EXCLUDE, report_rows, source_rows
 from finetune.data.tokenize import read_by_model
-from finetune.errors import Findings
+from finetune.errors import Findings, Severity
 
 #: The most rows of a split that are checked; of more rows, a random sample.
 _MAX_ROWS = 100_000
@@ -97,11 +96,20 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
             for name, (pattern, *_) in _DAMAGES.items():
                 masks[name][places] = pc.match_substring_regex(texts, f"(?s){pattern}")
         for name, (_, description, fix) in _DAMAGES.items():
-            severity = None if name == "no_words" else "warning"  # a few are normal
-            details: Any = dict(examined=size, severity=severity)
-            fix = f"{fix}; else {EXCLUDE}"
-            positions = sample[masks[name]]
-            report_rows(report, name, description + suffix, fix, positions, rows, split, **details)
+            severity: Severity | None = "warning"
+            if name == "no_words":  # a few are normal
+                severity = None
+            report_rows(
+                report,
+                name,
+                description + suffix,
+                f"{fix}; else {EXCLUDE}",
+                sample[masks[name]],
+                rows,
+                split,
+                examined=size,
+                severity=severity,
+            )
 
 
 def find_other_languages(rows: Dataset, column: str, report: Findings) -> None:
@@ -123,10 +131,11 @@ def find_other_languages(rows: Dataset, column: str, report: Findings) -> None:
             # skip codes of three letters: dialects and pidgins, which jargon is mistaken for
             ranked = (pair for pair in rank(letters) if len(pair[0]) == 2)
             (best, score), (_, second) = itertools.islice(ranked, 2)
-            languages[place] = best if score - second >= _MIN_MARGIN else ""
+            if score - second >= _MIN_MARGIN:
+                languages[place] = best
     counts = Counter(filter(None, languages.tolist()))
     total = counts.total()
-    if not total or total < _PROSE * size:
+    if total < _PROSE * size:
         return
     (main, main_count), *other_counts = counts.most_common()
     if total - main_count < _MIN_OTHER_TEXTS:
@@ -197,9 +206,7 @@ class TokenSample:
 
     def report_unknown(self, model: str, report: Findings) -> None:
         """Report a large share of unknown tokens in the training texts."""
-        share = 0.0
-        if len(self.unknown):
-            share = float(self.unknown.mean())
+        share = float(self.unknown.mean())
         if share < _MIN_SUSPICIOUS_UNKNOWN:
             return
         is_lost = 1 - self.sequences / self.texts > _MAX_EQUAL_SHARE

@@ -76,7 +76,7 @@ def _require_text(dataset: DatasetDict, flag: str, column: str, report: Findings
         is_label = flag.startswith("--label")
         if (is_text and split != "train") or (is_label and "binary" not in str(kind)):
             continue
-        if wrong := _find_wrong_cells(rows, column):
+        if wrong := _find_wrong_cells(rows, column, kind):
             message = f"{flag}: expected texts in the column '{column}' of the {split} data, found "
             rows_in_source = targets.source_rows(rows)[[row for row, _ in wrong]].tolist()
             report.error(
@@ -87,11 +87,10 @@ def _require_text(dataset: DatasetDict, flag: str, column: str, report: Findings
             )
 
 
-def _find_wrong_cells(rows: Dataset, column: str) -> list[tuple[int, Any]]:
+def _find_wrong_cells(rows: Dataset, column: str, kind: pa.DataType) -> list[tuple[int, Any]]:
     """Return row and value of each cell that is no text; of a column of texts all cells, if each of
     them is a number.
     """
-    kind = rows.data.schema.field(column).type
     is_text = arrow.is_text(kind)
     wrong = []
     for numbers, values in arrow.pieces(rows, column):
@@ -218,7 +217,7 @@ def similar_names(names: Iterable[str]) -> list[list[str]]:
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
         words = unicodedata.normalize("NFKC", name).casefold().split()
-        visible = " ".join("".join(filter(str.isprintable, word)) for word in words)
+        visible = "".join(filter(str.isprintable, " ".join(words)))
         # whole numbers: 007, and 7.0, as pandas writes them beside missing values
         groups[re.sub(r"^(-?)0*(\d+?)(\.0)?$", r"\1\2", visible)].append(name)
     return [group for _, group in sorted(groups.items()) if len(group) > 1]

@@ -163,8 +163,9 @@ def drop_repeated(
         name: str, description: str, fix: str, rows: pd.DataFrame, **details: Any
     ) -> None:
         for split, positions in rows.sort_index().groupby("split", observed=True)["row"]:
-            details |= dict(rows=dataset[split], split=split)
-            report_rows(report, name, description, fix, positions, **details)
+            report_rows(
+                report, name, description, fix, positions, dataset[split], str(split), **details
+            )
 
     earliest = index.groupby("digest", sort=False)["split"].transform("min")
     leaked = index[index["split"] > earliest]
@@ -305,7 +306,6 @@ def _word_pairs(value: str | list[str]) -> list[set[int]]:
     sets = []
     for text in [value] if isinstance(value, str) else value:
         words = _WORD.findall(text.lower()) or [text.strip()]
-        pairs = [f"{word} {other}" for word, other in itertools.pairwise(words)] or words
-        encoded = (pair.encode(errors="surrogatepass") for pair in pairs)
-        sets.append(set(map(xxhash.xxh3_64_intdigest, encoded)))
+        pairs = list(map(" ".join, itertools.pairwise(words))) or words
+        sets.append(set(map(xxhash.xxh3_64_intdigest, map(str.encode, pairs))))
     return sets

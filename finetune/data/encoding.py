@@ -218,8 +218,7 @@ class Windows:
 def documents_of(rows: Any) -> np.ndarray | None:
     """Return the document of each prepared row, shape ``(rows,)``; None without windows."""
     features = getattr(rows, "features", None) or {}  # a recipe's own column may have the name
-    is_ours = COLUMN in features and features[COLUMN].dtype == "int64"
-    if is_ours:
+    if COLUMN in features and features[COLUMN].dtype == "int64":
         return np.asarray(rows.with_format("numpy")[COLUMN][:])
     return None
 

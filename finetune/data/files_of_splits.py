@@ -148,7 +148,7 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
     root = path.parent
     paths = [path]
     facts = []
-    if any(sign in dataset for sign in "*?[") and not path.exists():
+    if glob.has_magic(dataset) and not path.exists():
         # a folder that exists is no pattern, even with brackets in its name
         root = next(folder for folder in path.parents if folder.is_dir())
         matches = glob.glob(str(path.relative_to(root)), root_dir=root, recursive=True)

@@ -96,9 +96,7 @@ def read_label_column(rows: Dataset, name: str) -> LabelColumn:
     A label is missing if it is null, NaN or blank, a ``ClassLabel`` id without a name, such as -1,
     or a list that contains a missing label.
     """
-    feature = rows.features[name]
-    inner = feature.feature if isinstance(feature, List) else feature
-    classes = inner.names if isinstance(inner, ClassLabel) else []
+    classes = targets.class_names(rows, name)
     cells = rows[name][:]
     keys = np.array(list(map(repr, cells)), dtype=object)  # 1, True and "1" are different labels
     codes = pd.factorize(keys)[0]
@@ -113,7 +111,7 @@ def read_label_column(rows: Dataset, name: str) -> LabelColumn:
         else:
             are_labels.append(not pd.isna(value) and str(value).strip() != "")
     column = LabelColumn(name=name, values=values, codes=codes, rows=rows, classes=classes)
-    return column.only(np.array([*are_labels, False])[codes])
+    return column.only(np.array(are_labels, dtype=bool)[codes])
 
 
 def parse_list(cell: Any) -> list[Any] | None:
@@ -121,9 +119,9 @@ def parse_list(cell: Any) -> list[Any] | None:
 
     Adjacent strings, as NumPy prints arrays, are not a list: Python would join them into one.
     """
-    if not isinstance(cell, str):
-        return cell if isinstance(cell, list) else None
-    if not cell.strip().startswith("["):
+    if isinstance(cell, list):
+        return cell
+    if not isinstance(cell, str) or not cell.strip().startswith("["):
         return None
     with contextlib.suppress(ValueError, RecursionError):
         return list(json.loads(cell))
@@ -131,7 +129,6 @@ def parse_list(cell: Any) -> list[Any] | None:
         parsed = ast.literal_eval(cell.strip())
         if isinstance(parsed, list) and not _ADJACENT_STRINGS.search(cell):
             return parsed
-        return None
     return None
 
 
@@ -168,8 +165,9 @@ def find_thousands(values: Iterable[Any]) -> tuple[str, str] | None:
 def natural_key(name: str) -> tuple[bool, float, str]:
     """Return a sort key for names: numbers first, by value, then words."""
     value = parse_number(name)
-    is_number = value is not None and math.isfinite(value)
-    return not is_number, float(name) if is_number else 0.0, name
+    if value is None or not math.isfinite(value):
+        return True, 0.0, name
+    return False, value, name
 
 
 def parse_label_map(text: str | None) -> dict[str, str]:

@@ -20,6 +20,7 @@ from datasets import Dataset
 
 from finetune.data import arrow, caches
 from finetune.errors import UserError
+from finetune.runtime.files import hash_file
 
 PREFIX = "memory:"
 
@@ -49,8 +50,7 @@ def store(data: Any) -> str:
         for split in sorted(splits):
             path = Path(directory, f"{split}.arrow")
             _write(path, split, splits[split])
-            with path.open("rb") as file:
-                digest.update(split.encode() + hashlib.file_digest(file, "sha256").digest())
+            digest.update(split.encode() + bytes.fromhex(hash_file(path)))
         name = digest.hexdigest()[:16]
         stored = caches.directory(caches.MEMORY, name)
         for path in Path(directory).glob("*.arrow"):

@@ -148,9 +148,14 @@ def _copy_of(state: tuple[str | int, ...], options: ReadOptions) -> Path:
 def _state(path: Path) -> tuple[str | int, ...]:
     """Return the path, size, times and inode of a file, to detect changes."""
     status = path.stat()
-    # a file that was replaced may have the modification time of the old one
-    times = (status.st_mtime_ns, status.st_ctime_ns)
-    return str(path.resolve()), path.name, status.st_size, *times, status.st_ino
+    return (
+        str(path.resolve()),
+        path.name,
+        status.st_size,
+        status.st_mtime_ns,  # a file that was replaced may have that of the old one
+        status.st_ctime_ns,
+        status.st_ino,
+    )
 
 
 def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
@@ -240,15 +245,14 @@ def _record_tables(path: Path, records: Iterator[Record]) -> Iterator[pa.Table]:
     names = read_text.column_names(path, header)
     schema = pa.schema([*((name, pa.string()) for name in names), (_NUMBER, pa.int64())])
     for batch in iter_batched(records, ROWS_AT_ONCE):
-        for record in batch:
-            if record.fields == header and len(header) > 1:
-                noun = "line" if formats.suffix(path) in _WITH_LINES else "row"
-                raise UserError(f"{path}, {noun} {record.first_line}: repeats the header")
+        first_lines, _, rows = zip(*batch, strict=True)
+        if header in rows and len(header) > 1:
+            noun = "line" if formats.suffix(path) in _WITH_LINES else "row"
+            raise UserError(f"{path}, {noun} {first_lines[rows.index(header)]}: repeats the header")
         columns: list[Any] = []
-        for column in zip(*(record.fields for record in batch), strict=True):
+        for column in zip(*rows, strict=True):
             columns.append([field or None for field in column])
-        columns.append([record.first_line for record in batch])
-        yield pa.table(columns, schema=schema)
+        yield pa.table([*columns, first_lines], schema=schema)
 
 
 def _read_sheet(path: Path, sheet: str | None) -> tuple[Iterator[Record], list[str]]:
@@ -299,14 +303,15 @@ def _json_tables(path: Path, encoding: str | None) -> Iterator[pa.Table]:
     """
     types: dict[str, pa.DataType] = {}
     for batch in iter_batched(_json_rows(path, encoding), ROWS_AT_ONCE):
-        rows = [row for _, row in batch]
+        _, rows = zip(*batch, strict=True)
         for name in dict.fromkeys(itertools.chain(*rows)):
             values = [row.get(name) for row in rows]
             types[name] = _common_type(types.get(name, pa.null()), values)
     for batch in iter_batched(_json_rows(path, encoding), ROWS_AT_ONCE):
-        columns: dict[str, Any] = {_NUMBER: [number for number, _ in batch]}
+        numbers, rows = zip(*batch, strict=True)
+        columns: dict[str, Any] = {_NUMBER: numbers}
         for name, kind in types.items():
-            values = [row.get(name) for _, row in batch]
+            values = [row.get(name) for row in rows]
             if kind == pa.json_():
                 values = [None if v is None else json.dumps(v, ensure_ascii=False) for v in values]
             columns[name] = pa.array(values, kind)

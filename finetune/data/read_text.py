@@ -14,7 +14,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
@@ -86,7 +86,7 @@ class ReadOptions:
     def flags(self) -> dict[str, str]:
         """The values of the options that are set, by flag."""
         flags = ("--csv_quoting", "--csv_separator", "--encoding", "--sheet")
-        values = zip(flags, asdict(self).values(), strict=True)
+        values = zip(flags, vars(self).values(), strict=True)
         return {flag: value for flag, value in values if value not in (None, "auto")}
 
 
@@ -234,7 +234,7 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
                 widths = {len(fields) for fields in itertools.islice(rows, _SAMPLED_ROWS) if fields}
                 if len(widths) == 1 and widths != {1}:
                     possible.append(separator)
-        separator = possible[0] if len(possible) == 1 and usual not in possible else usual
+        separator = possible[0] if len(possible) == 1 else usual
         if separator != usual:
             facts.append(f"fields separated by {_SEPARATORS[separator]} (--csv_separator)")
         options = replace(options, separator=separator)

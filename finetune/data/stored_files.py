@@ -104,8 +104,7 @@ def _read_json(path: Path) -> Any:
 
 def require_whole(split: str, paths: Sequence[Path]) -> None:
     """Raise a ``UserError`` if shards are missing or of two sets, or if rows are in two formats."""
-    shards: dict[Path, list[str]] = defaultdict(list)
-    counts: dict[Path, set[int]] = defaultdict(set)
+    shards: dict[Path, dict[str, int]] = defaultdict(dict)  # the count in each name, by prefix
     by_stem: dict[Path, Path] = {}
     for path in paths:
         stem = formats.stem(path)
@@ -116,15 +115,13 @@ def require_whole(split: str, paths: Sequence[Path]) -> None:
                 f"a file or a pattern: --dataset '{path.parent}/*{''.join(other.suffixes)}'"
             )
         if match := _SHARD.fullmatch(stem):
-            prefix = path.with_name(match[1])
-            shards[prefix].append(path.name)
-            counts[prefix].add(int(match[2]))
-    for prefix, names in shards.items():
-        if counts[prefix] != {len(names)}:
+            shards[path.with_name(match[1])][path.name] = int(match[2])
+    for prefix, counts in shards.items():
+        if set(counts.values()) != {len(counts)}:
             raise UserError(
-                f"{prefix}*: expected all shards of one set, found {list_names(names)}: remove old "
-                "ones, copy those that are missing, or pass a pattern to read them as they are: "
-                f"--dataset '{prefix}*'"
+                f"{prefix}*: expected all shards of one set, found {list_names(list(counts))}: "
+                "remove old ones, copy those that are missing, or pass a pattern to read them as "
+                f"they are: --dataset '{prefix}*'"
             )
 
 

@@ -27,9 +27,9 @@ EXCLUDE = "check --suspects FILE.csv, then --exclude FILE.csv, leaves them out"
 RELABEL = "check --suspects FILE.csv, then --relabel FILE.csv, corrects their labels"
 
 
-def class_names(rows: Dataset) -> list[str]:
-    """Return the class names in the order of their ids; [] if the labels are numbers."""
-    feature = rows.features["label"]
+def class_names(rows: Dataset, column: str = "label") -> list[str]:
+    """Return the class names in the order of their ids; [] if the column has no ``ClassLabel``."""
+    feature = rows.features[column]
     if isinstance(feature, List):
         feature = feature.feature
     return list(getattr(feature, "names", ()))
@@ -164,9 +164,10 @@ def refuse_or_drop(
     """Add a finding about rows that cannot be used, as :func:`report_rows` does: an error, or with
     ``drop`` a warning. They are no suspects: there is no label to correct.
     """
-    name = "dropped_rows" if drop else "refused"
-    severity: Severity = "warning" if drop else "error"
+    name = "refused"
+    severity: Severity = "error"
     if drop:
-        fix = "left out"
-    place = (positions, rows, split)
-    report_rows(report, name, description, fix, *place, severity=severity, suspects=[[]])
+        name, severity, fix = "dropped_rows", "warning", "left out"
+    report_rows(
+        report, name, description, fix, positions, rows, split, severity=severity, suspects=[[]]
+    )
