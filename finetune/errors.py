@@ -109,6 +109,17 @@ class Finding:
         return {key: value for key, value in vars(self).items() if key not in ("rows", "suspects")}
 
 
+@dataclass
+class Facts:
+    """What the steps of a recipe found out beside the rows that they return."""
+
+    label_columns: Sequence[str] = ("label",)  # the user's names
+    unmapped_labels: Sequence[str] = ()  # in --label_map, but not in the data
+    task_reason: str = ""  # the reason for the task, if the labels decide it
+    split_how: str = ""  # how rows were split, for people
+    corrections: Sequence[dict[str, Any]] = ()  # of each file of corrections
+
+
 class Report:
     """All findings about the data and the options of a recipe.
 
@@ -116,13 +127,17 @@ class Report:
 
     Attributes:
         findings: The findings in the order they were added, without repeats.
+        facts: What the steps found out beside the rows that they return.
         locate: Returns file and lines, e.g. ``a.csv, lines 3, 7``, for a split and row numbers.
+        find_places: Returns the place of each row, e.g. ``("line", 3)``, likewise.
     """
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
         self._block_start = 0  # index of the first finding of the current `collect` block
+        self.facts = Facts()
         self.locate: Callable[[str, Sequence[int]], str] = row_numbers
+        self.find_places: Callable[[str, Sequence[int]], list[tuple[str, int | str]]] = row_places
 
     def add(self, *findings: Finding) -> None:
         """Add findings, without those whose name, split and message are already in the report."""
@@ -189,6 +204,11 @@ def row_numbers(split: str, rows: Sequence[int]) -> str:
     if len(rows) > 1:
         noun = "rows"
     return f"{noun} {list_first([row + 1 for row in rows[: SHOWN_PLACES + 1]], SHOWN_PLACES)}"
+
+
+def row_places(split: str, rows: Sequence[int]) -> list[tuple[str, int | str]]:
+    """Return the place of each row as its number, from 1; used where no file is known."""
+    return [("row", row + 1) for row in rows]
 
 
 def list_first(items: Sequence[object], count: int) -> str:

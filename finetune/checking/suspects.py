@@ -46,9 +46,7 @@ def write(path: Path, findings: Sequence[Finding], recipe: Any) -> int:
         else:
             texts = [row.get("file") for row in user_rows]
         keys = corrections.row_digests(rows, recipe.input_column)
-        places: list[tuple[str, int | str]] = [("row", number + 1) for number in numbers]
-        if recipe.row_source is not None:
-            places = recipe.row_source.find_places(split, numbers)
+        places = recipe.report.find_places(split, numbers)
         values = zip(numbers, texts, rows["label"], user_rows, keys, places, strict=True)
         for row, text, label, user_row, digest, place in values:
             row_suspects = split_suspects[row]

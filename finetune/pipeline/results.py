@@ -31,7 +31,6 @@ from finetune.data.prediction_columns import (
 from finetune.errors import UserError
 from finetune.pipeline.events import SPEED
 from finetune.recipe import Recipe, TextRecipe, scoring
-from finetune.recipe.options import option_values
 from finetune.recipe.probe import frozen_baseline
 from finetune.runs.manifest import Manifest, Metrics
 from finetune.runs.run import LOGITS, PREDICTIONS, Run
@@ -57,7 +56,7 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
     """
     recipe = settings.recipe
     arguments = settings.arguments
-    options = option_values(recipe)
+    options = recipe.resolved_options()
     dataset = Path(recipe.dataset).expanduser()
     if recipe.dataset and dataset.exists():  # so that it is found from any directory
         options["dataset"] = str(dataset.resolve())
@@ -80,10 +79,10 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
             fingerprint=configuration["data"],
             notes=list(recipe.notes),
             findings=[finding.facts for finding in recipe.report.findings],
-            tested_in="test" if "test" in recipe.source else "train",
-            corrections=list(recipe.corrections),
+            tested_in=recipe.loaded.tested_in,
+            corrections=list(recipe.loaded.facts.corrections),
             revision=sources.find_commit(recipe.splits["train"]),
-            split_how=recipe.split_how,
+            split_how=recipe.loaded.facts.split_how,
         ),
         launch=Launch(
             parallel_mode=parallel_mode(arguments),
@@ -146,7 +145,8 @@ def _git_revision() -> str | None:
 
 def write(
     run: Run,
-    settings: Settings,
+    recipe: Recipe,
+    arguments: FinetuneArguments,
     validation: PredictionOutput,
     test: PredictionOutput,
     thresholds: dict[str, float] | None,
@@ -156,7 +156,8 @@ def write(
 
     Args:
         run: The run to write into.
-        settings: The settings of the training; their recipe has the splits.
+        recipe: The recipe on its rows.
+        arguments: Those of the training.
         validation: Outputs of the saved model on the validation rows.
         test: Outputs of the saved model on the test rows.
         thresholds: The thresholds by label that were folded into the model, if any.
@@ -165,7 +166,6 @@ def write(
     Raises:
         UserError: If outputs of the model are not finite.
     """
-    recipe = settings.recipe
     task = recipe.kind
     run.update()  # fails if the directory was removed during the training
     validation_scores = scores(recipe, "validation", validation, "eval_")
@@ -188,14 +188,14 @@ def write(
         splits=recipe.splits,
         column=recipe.input_column,
         seed=recipe.split_seed,
-        fit=settings.arguments.baseline,
+        fit=arguments.baseline,
         note=notes.append,
     )
     baseline_scores: dict[str, Any] = {}
     differences: dict[str, Any] = {}
     predictions = task.baselines(source)
-    if settings.arguments.baseline:
-        frozen = frozen_baseline(recipe, settings.arguments, notes.append)
+    if arguments.baseline:
+        frozen = frozen_baseline(recipe, arguments, notes.append)
         predictions = itertools.chain(predictions, frozen)
     for name, predicted in predictions:
         try:

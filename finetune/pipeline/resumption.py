@@ -22,7 +22,6 @@ from finetune.errors import UserError, counted, suggestion
 from finetune.models.pretrained import commit
 from finetune.pipeline.results import versions
 from finetune.recipe import scoring
-from finetune.recipe.options import option_values
 from finetune.runs.manifest import METRICS, Manifest
 from finetune.runtime import distributed
 from finetune.runtime.files import to_json
@@ -247,7 +246,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
     """Return everything that decides the result of a training, or is announced, as JSON values."""
     recipe = settings.recipe
     file = Path(settings.name)  # absolute for a recipe file of the user
-    options = option_values(recipe)
+    options = recipe.resolved_options()
     for name in _FREE_OPTIONS:
         options.pop(name, None)
     model = str(options.get("model") or "")

@@ -132,7 +132,7 @@ def frozen_baseline(
     name = f"{baselines.FROZEN} + {task.linear_model}"
     try:
         torch.manual_seed(arguments.seed)  # as the training did: the same states may be cached
-        model = recipe.build_model(recipe.labels)
+        model = recipe.new_model()
         if not isinstance(model, PreTrainedModel) or not states.is_pretrained(model):
             return
         encoder = _Encoder(recipe, model, arguments)

@@ -236,7 +236,7 @@ class Run:
         return task.scored(pd.Index(task.labels).get_indexer(pd.Index(table[LABEL])), logits)
 
     def recipe(self, *, scores: bool = True) -> Recipe:
-        """Return the recipe with its options, and with model and tokenizer of the run.
+        """Return the recipe with its options, and with task, model and tokenizer of the run.
 
         Args:
             scores: Whether its metrics are needed; if not, metrics that the run names by path are
@@ -266,7 +266,9 @@ class Run:
         if unknown := options.keys() - {field.name for field in dataclasses.fields(recipe)}:
             names = ", ".join(sorted(unknown))
             raise UserError(f"{path}: the recipe '{manifest.recipe}' has no options {names}")
-        return recipe(**options)
+        built = recipe(**options)
+        task = dataclasses.replace(self.kind, loss_function=built.loss_function or "")
+        return built.with_values(kind=task)
 
     @property
     def compute_metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
