@@ -119,11 +119,9 @@ def evaluate(
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
         evaluated, rows_trained_on, notes = distributed.main_process_first(prepare)
         trainer = build_trainer(
-            lambda _: evaluated.trainer_kwargs(
-                (load or evaluated.load_model)(run.path, run.labels)
-            ),
+            evaluated,
             values.build(),
-            evaluated.adapt,
+            lambda: (load or evaluated.load_model)(run.path, run.labels),
         )
         output = trainer.predict(evaluated.prepared["test"])
         distributed.leave()
@@ -173,7 +171,8 @@ def _read_rows(
         raise UserError("expected one labelled row or more, found no rows")
     rows = recipe.kind.match_labels(rows, split, source.report)
     # weights are for training, and the data may lack a class that has one
-    loaded = Loaded(DatasetDict(dict.fromkeys(SPLITS, rows)), recipe.kind)
+    splits = DatasetDict(dict.fromkeys(SPLITS, rows))
+    loaded = Loaded(splits, recipe.kind, source.report.facts)
     evaluated = replace(recipe, class_weights="none").with_values(loaded=loaded)
     prepared = evaluated.prepare(DatasetDict(test=rows))["test"]
     return evaluated.with_values(prepared=DatasetDict(dict.fromkeys(SPLITS, prepared)))

@@ -76,8 +76,8 @@ def prepare(settings: Settings) -> Prepared:
     """
     # the caller keeps its recipe until the end of the run, which must not hold the rows
     settings = replace(settings, recipe=settings.recipe.with_values())
-    resumed = _check_directory(settings)
     values = _check_values(settings)
+    resumed = _check_directory(settings, values)
     if values is not None and distributed.is_main_process():
         tracking.require_mlflow(values.report_to)
     settings = load_and_check(settings)
@@ -237,11 +237,10 @@ def _check_values(settings: Settings) -> ArgumentValues | None:
     return values
 
 
-def _check_directory(settings: Settings) -> Resumption:
+def _check_directory(settings: Settings, values: ArgumentValues | None) -> Resumption:
     """Check the output directory, and return the checkpoint to continue from, if any."""
     directory = settings.output_dir
     resumed = resumption.find(None, directory)
-    values = _check_values(settings)
     is_writer = writes_run(values)
     is_locked = is_writer and not settings.dry_run
     with settings.report.collect():

@@ -45,10 +45,10 @@ def fit_epochs(prepared: Prepared) -> Prepared:
         return prepared
     recipe = settings.recipe
     trainer = build_trainer(
-        # with a random head, which takes as long
-        lambda _: {**recipe.trainer_kwargs(recipe.new_model()), "callbacks": []},
+        recipe,
         replace(settings, training={**settings.training, **_TIMING_ARGUMENTS}).arguments,
-        recipe.adapt,
+        recipe.new_model,  # with a random head, which takes as long
+        callbacks=[],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()

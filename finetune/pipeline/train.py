@@ -36,7 +36,6 @@ from finetune.runtime import activity, distributed, files, stopping
 from finetune.runtime.stopping import Stopped
 from finetune.tasks.base import Task
 from finetune.training import checkpoint
-from finetune.training.arguments import FinetuneArguments
 from finetune.training.callbacks import Bar, explained
 from finetune.training.trainer import Trainer, build_trainer
 
@@ -134,8 +133,7 @@ def run_training(
                 settings = prepared.settings
                 if settings.dry_run or prepared.is_done:
                     return _report_without_training(prepared)
-                trainer = _build_trainer(prepared)
-                recipe = _with_storable_thresholds(settings.recipe, trainer)
+                trainer, recipe = _build_trainer(prepared)
                 trackers.take(trainer)
                 if pruning is not None:
                     trainer.add_callback(pruning)
@@ -193,17 +191,17 @@ def _report_without_training(prepared: Prepared) -> Run:
     return run
 
 
-def _build_trainer(prepared: Prepared) -> Trainer:
-    """Build the trainer. It reports its logs as events and does not print them."""
+def _build_trainer(prepared: Prepared) -> tuple[Trainer, Recipe]:
+    """Build the trainer, which reports its logs as events and does not print them.
+
+    Returns:
+        The trainer, and the recipe, without thresholds if the model has no bias to store them in.
+    """
     recipe = prepared.settings.recipe
-
-    def trainer_kwargs(arguments: FinetuneArguments) -> dict[str, Any]:
-        model = None
-        if prepared.resumption.path is not None:  # the checkpoint has the weights of the head
-            model = recipe.new_model()
-        return recipe.trainer_kwargs(model, arguments)
-
-    trainer = build_trainer(trainer_kwargs, prepared.settings.arguments, recipe.adapt)
+    load_model = None
+    if prepared.resumption.path is not None:  # the checkpoint has the weights of the head
+        load_model = recipe.new_model
+    trainer = build_trainer(recipe, prepared.settings.arguments, load_model)
     trainer.configuration = prepared.configuration
     trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
     trainer.remove_callback(PrinterCallback)
@@ -215,33 +213,25 @@ def _build_trainer(prepared: Prepared) -> Trainer:
     assert trainer.model is not None
     if has_adapter(recipe) and not hasattr(trainer.model, "merge_adapter"):
         raise UserError("--adapter lora: adapt() of the recipe must return super().adapt(...)")
-    return trainer
-
-
-def _with_storable_thresholds(recipe: Recipe, trainer: Trainer) -> Recipe:
-    """Return the recipe, without thresholds if the model has no bias to store them in."""
-    assert trainer.model is not None
-    task = recipe.kind
     has_bias = False
     with contextlib.suppress(UserError):  # a model may have no such layer
-        has_bias = head.last_linear(trainer.model, task.width).bias is not None
-    if task.thresholds == "none" or has_bias:
-        return recipe
-    recipe.note(
-        f"{type(trainer.model).__name__}: the last layer has no bias to store thresholds in: a "
-        "label is predicted if its probability is above one half"
-    )
-    return recipe.with_values(kind=dataclasses.replace(task, thresholds="none"))
+        has_bias = head.last_linear(trainer.model, recipe.kind.width).bias is not None
+    if recipe.kind.thresholds != "none" and not has_bias:
+        recipe.note(
+            f"{type(trainer.model).__name__}: the last layer has no bias to store thresholds in: a "
+            "label is predicted if its probability is above one half"
+        )
+        recipe = recipe.with_values(kind=dataclasses.replace(recipe.kind, thresholds="none"))
+    return trainer, recipe
 
 
 def _score_as_saved(trainer: Trainer, task: Task[Any]) -> None:
     """Let evaluations during the training score the model as it would be saved: they choose the
     best checkpoint.
     """
-    compute_metrics = trainer.compute_metrics
+    compute_metrics: Any = trainer.compute_metrics
 
-    def compute(prediction: EvalPrediction) -> dict[str, float]:
-        assert compute_metrics is not None
+    def compute(prediction: EvalPrediction) -> Any:
         if trainer.is_in_train:
             outputs, targets = map(np.asarray, (prediction.predictions, prediction.label_ids))
             shift = task.fit(outputs, targets)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 from finetune.errors import Facts, Report, UserError
 from finetune.recipe.options import (
     RENAMED_PARTS,
+    ImageOptions,
     RecipeOptions,
     declare,
     option,
@@ -53,7 +54,7 @@ class Loaded:
 
     splits: DatasetDict  # the raw splits, with rows in the order of the source
     task: Task[Any]
-    facts: Facts = dataclasses.field(default_factory=Facts)
+    facts: Facts
     tested_in: str = "test"  # the split of the source that has the test rows
 
 
@@ -160,14 +161,19 @@ class Recipe(RecipeOptions):
             parse_split_names(self.dataset_splits),
             ReadOptions(quoting=self.csv_quoting, **options),
         )
-        self.report.locate = source.locate
         self.report.find_places = source.find_places
         return source.load(self.report)
 
-    @property
+    @functools.cached_property
     def model_config(self) -> PretrainedConfig | None:
-        """The stored configuration of the model; None if the recipe builds its own."""
-        return None
+        """The stored configuration of the model; None if the recipe overrides ``build_model``."""
+        from finetune.models.pretrained import load_config
+
+        if type(self).build_model.__module__ != "finetune.recipe.pretrained":
+            return None
+        recipe: Any = self
+        reads_images = isinstance(self, ImageOptions)
+        return load_config(recipe.model, recipe.model_revision, reads_images=reads_images)
 
     def check(self) -> None:
         """Raise a ``UserError`` if options do not fit the model; called before data is prepared."""
@@ -311,8 +317,7 @@ class Recipe(RecipeOptions):
         defaults = self.training_defaults(training_arguments, is_loaded=True)
         arguments = argument_values(defaults, training_arguments).build()
         refuse_options(arguments, self.kind.has_one_class, self.weights is not None)
-        kwargs = functools.partial(self.trainer_kwargs, None)
-        trainer = build_trainer(kwargs, arguments, self.adapt)
+        trainer = build_trainer(self, arguments)
         trainer.moves_runs_aside = True
         return trainer
 
@@ -457,17 +462,17 @@ class Recipe(RecipeOptions):
             is_loaded: Whether to use the rows, which decide the task and so the metrics.
         """
         from finetune.recipe.defaults import with_schedule
-        from finetune.recipe.scoring import Scoring, require_direction
+        from finetune.recipe.scoring import require_direction
 
         defaults = self.defaults()
-        is_replaced = type(self).compute_metrics is not Recipe.compute_metrics
+        scoring = {}  # before the rows are loaded, only that of the user is known
+        if is_loaded or self.metrics:
+            scoring = self.known_scoring
         names = list(self.own_metrics)
         if self.metrics != type(self).metrics:
             defaults.pop("metric_for_best_model", None)
-        if not is_replaced and is_loaded:
+        if scoring and is_loaded:
             names = self._scoring.names(self.kind)
-        elif self.metrics:
-            Scoring.of_names(self.metrics)  # raises errors before the data is loaded
         if names:
             if defaults.get("metric_for_best_model") not in (*names, "loss"):
                 defaults["metric_for_best_model"] = names[0]
@@ -477,7 +482,7 @@ class Recipe(RecipeOptions):
                 raise UserError(
                     f"--metric_for_best_model {metric}: expected loss, {', '.join(names)}"
                 )
-            if not is_replaced:
+            if scoring:
                 require_direction(metric, merged.get("greater_is_better"))
         if is_loaded:
             return with_schedule(self, defaults, user_options)

@@ -18,7 +18,7 @@ from finetune.recipe.options import ImageOptions, TextOptions, option
 if TYPE_CHECKING:
     import torch
     from datasets import DatasetDict
-    from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import BaseImageProcessor, PreTrainedTokenizerBase
 
     from finetune.checking.texts import TokenSample
     from finetune.data.batches import Augmentation
@@ -119,15 +119,6 @@ class TextRecipe(Recipe, TextOptions):
 
     # ---- model and tokenizer ---------------------------------------------------------------------
 
-    @functools.cached_property
-    def model_config(self) -> PretrainedConfig | None:
-        """The stored configuration of the model; None if the recipe overrides ``build_model``."""
-        from finetune.models import pretrained
-
-        if type(self).build_model is not TextRecipe.build_model:
-            return None
-        return pretrained.load_config(self.model, self.model_revision)
-
     @property
     def token_limit(self) -> int:
         """``max_length``, or the positions of the model if its default is more.
@@ -137,17 +128,16 @@ class TextRecipe(Recipe, TextOptions):
         """
         from finetune.models import families
 
-        positions = None
+        limit = self.max_length
         if self.model_config is not None:
-            positions = families.positions(self.model_config)
-        if positions is None or self.max_length <= positions:
-            return self.max_length
-        if self.max_length != type(self).__dataclass_fields__["max_length"].default:
+            limit = min(limit, families.positions(self.model_config) or limit)
+        default = type(self).__dataclass_fields__["max_length"].default
+        if self.max_length not in (limit, default):
             raise UserError(
-                f"--max_length {self.max_length}: {self.model} has {positions} positions; expected "
-                f"--max_length {positions} or less"
+                f"--max_length {self.max_length}: {self.model} has {limit} positions; expected "
+                f"--max_length {limit} or less"
             )
-        return positions
+        return limit
 
     def resolved_options(self) -> dict[str, Any]:
         options = {**super().resolved_options(), "max_length": self.token_limit}
@@ -342,15 +332,6 @@ class ImageRecipe(Recipe, ImageOptions):
         encoded = kinds.encode_labels(label_columns, options, self.report)
         self.report.facts = Facts([label], encoded.unmapped)
         return encoded.added_to(dataset.remove_columns(label))
-
-    @functools.cached_property
-    def model_config(self) -> PretrainedConfig | None:
-        """The stored configuration of the model; None if the recipe overrides ``build_model``."""
-        from finetune.models.pretrained import load_config
-
-        if type(self).build_model is not ImageRecipe.build_model:
-            return None
-        return load_config(self.model, self.model_revision, reads_images=True)
 
     def check(self) -> None:
         if self.model_config is not None:
