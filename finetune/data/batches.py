@@ -6,7 +6,7 @@ run see the same pixels.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,7 +114,6 @@ class Collator:
 
     processor: BaseImageProcessor
     augmentation: Augmentation
-    targets: Callable[[list[Any]], np.ndarray]
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Return the batch; raise a ``UserError`` if processed images differ in size."""
@@ -124,7 +123,7 @@ class Collator:
             raise UserError(f"{name} returns images of several sizes: expected do_resize: true")
         return {
             "pixel_values": torch.from_numpy(np.stack(pixels)),
-            "labels": torch.from_numpy(self.targets([row["label"] for row in rows])),
+            "labels": torch.tensor([row["label"] for row in rows]),
         }
 
     def _pixels(self, row: dict[str, Any]) -> np.ndarray:

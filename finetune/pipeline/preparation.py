@@ -292,7 +292,7 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> bool:
             return True
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:
             sample.report_unknown(recipe.model, report)
-        if recipe.model_config is not None:
+        if isinstance(recipe, ModelOptions) and recipe.model_config is not None:
             head_labels = outputs_of_head(recipe.model_config)
             labels = recipe.labels or ["LABEL_0"]
             order = match_outputs(head_labels, labels)

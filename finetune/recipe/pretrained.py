@@ -341,9 +341,16 @@ class ImageRecipe(Recipe, ImageOptions):
         """Return the encoded images, which the collator decodes."""
         from datasets import Image
 
+        from finetune.data import targets
         from finetune.data.batches import DRAWN_FROM
+        from finetune.tasks import kinds
 
         prepared = dataset.cast_column("image", Image(decode=False))
+        if targets.is_set(dataset["test"]):
+            encode = kinds.of_rows(dataset["test"]).targets
+            for name, rows in prepared.items():
+                labels = list(encode(targets.values(rows)))
+                prepared[name] = rows.remove_columns("label").add_column("label", labels)
         if "train" in prepared:
             prepared["train"] = prepared["train"].rename_column(ROW, DRAWN_FROM)
         return prepared
@@ -377,7 +384,7 @@ class ImageRecipe(Recipe, ImageOptions):
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
         from finetune.data.batches import Collator
 
-        return Collator(self.processing_class(), self.augmentation, self.kind.targets)
+        return Collator(self.processing_class(), self.augmentation)
 
     def trainer_kwargs(
         self,

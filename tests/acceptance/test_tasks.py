@@ -1578,7 +1578,7 @@ def test_a_training_assigns_nothing_to_the_recipe(bert: Path, tmp_path: Path) ->
     assert {name: vars(recipe)[name] for name in before} == before
     assert (recipe.task, recipe.max_length, recipe.class_weights) == ("auto", 512, "none")
     for name in vars(recipe).keys() - before.keys():
-        assert isinstance(inspect.getattr_static(recipe, name, None), functools.cached_property)
+        assert isinstance(inspect.getattr_static(type(recipe), name), functools.cached_property)
     assert (recipe.kind.name, recipe.token_limit) == ("multi_label", 128)
     run = finetune.train(
         Text, **options, **arguments, baseline=False, output_dir=str(tmp_path / "run")
@@ -1594,6 +1594,8 @@ def test_rows_are_loaded_once_and_free_in_the_training(bert: Path, tmp_path: Pat
     sources = []
 
     class Watched(Text):
+        dataset: str = str(path)
+
         def load(self) -> Any:
             dataset = super().load()
             sources.append(weakref.ref(dataset["train"]))
@@ -1605,7 +1607,7 @@ def test_rows_are_loaded_once_and_free_in_the_training(bert: Path, tmp_path: Pat
             held.append([source() is not None for source in sources])
 
     held: list[list[bool]] = []
-    options = SHORT | dict(dataset=str(path), model=str(bert), max_steps=2, logging_steps=1)
+    options = SHORT | dict(model=str(bert), max_steps=2, logging_steps=1)
     finetune.train(Watched, progress=look, output_dir=str(tmp_path / "run"), **options)
     assert held == [[False], [False]]
 
