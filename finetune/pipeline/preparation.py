@@ -100,11 +100,11 @@ def prepare(settings: Settings) -> Prepared:
         resumed.require_state()
     if differences and not is_done and not settings.dry_run:
         activity.say(differences)
-    if is_done and not values.save_on_each_node:  # with it another machine may have to train
-        return Prepared(settings, resumed, configuration, differences, resumed.step, is_done=True)
-    rows, steps = recipe.prepared["train"], 0
-    if values.max_minutes is None or is_timed:
-        steps = count_steps(settings, rows)
+    steps = resumed.step
+    if not is_done or values.save_on_each_node:  # with it another machine may have to train
+        rows, steps = recipe.prepared["train"], 0
+        if values.max_minutes is None or is_timed:
+            steps = count_steps(settings, rows)
     # without the rows of the source and their hashes
     settings = replace(settings, recipe=recipe.with_values(source=None))
     return Prepared(settings, resumed, configuration, differences, steps, is_done)
@@ -165,8 +165,13 @@ def count_steps(settings: Settings, rows: Dataset) -> int:
     steps: int = values.max_steps
     if steps <= 0:
         steps = math.ceil(values.num_train_epochs * epoch_steps)
-    facts = {"is_text": isinstance(recipe, TextRecipe), "has_adapter": has_adapter(recipe)}
-    report_schedule(values, steps, recipe.report, **facts)
+    report_schedule(
+        values,
+        steps,
+        recipe.report,
+        is_text=isinstance(recipe, TextRecipe),
+        has_adapter=has_adapter(recipe),
+    )
     return steps
 
 

@@ -153,13 +153,17 @@ class Recipe(RecipeOptions):
         from finetune.data.read_text import ReadOptions
         from finetune.data.sources import Source
 
-        options = {"separator": self.csv_separator, "encoding": self.encoding, "sheet": self.sheet}
         source = Source(
             self.dataset,
             self.dataset_revision,
             self.dataset_config,
             parse_split_names(self.dataset_splits),
-            ReadOptions(quoting=self.csv_quoting, **options),
+            ReadOptions(
+                quoting=self.csv_quoting,
+                separator=self.csv_separator,
+                encoding=self.encoding,
+                sheet=self.sheet,
+            ),
         )
         self.report.find_places = source.find_places
         return source.load(self.report)
