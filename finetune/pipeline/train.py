@@ -97,8 +97,7 @@ def launch(
         return run_training(settings, progress)
     with reporting(progress):
         prepared = prepare(dataclasses.replace(settings, dry_run=True))
-    # the workers do not read the rows again
-    settings = dataclasses.replace(settings, recipe=prepared.settings.recipe)
+    settings = dataclasses.replace(settings, recipe=prepared.settings.recipe)  # with its rows
     stdout = sys.stdout
     stdout.flush()
 

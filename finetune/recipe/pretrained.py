@@ -140,10 +140,8 @@ class TextRecipe(Recipe, TextOptions):
         return limit
 
     def resolved_options(self) -> dict[str, Any]:
-        options = {**super().resolved_options(), "max_length": self.token_limit}
-        if self.loaded.facts.task_reason:
-            options["task"] = self.kind.name
-        return options
+        options = super().resolved_options()
+        return {**options, "task": self.kind.name, "max_length": self.token_limit}
 
     def check(self) -> None:
         from finetune.models import families

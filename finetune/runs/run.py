@@ -203,7 +203,9 @@ class Run:
         from finetune.tasks import kinds
 
         manifest = self.manifest
-        return kinds.KINDS[manifest.task](labels=list(manifest.labels), **manifest.task_facts)
+        facts = {"loss_function": manifest.options.get("loss_function") or ""}
+        facts |= manifest.task_facts
+        return kinds.KINDS[manifest.task](labels=list(manifest.labels), **facts)
 
     def scored(self, table: pd.DataFrame, task: Task[Any] | None = None) -> Any:
         """Return labels and outputs of the test rows for the statistics of a task.
@@ -266,9 +268,7 @@ class Run:
         if unknown := options.keys() - {field.name for field in dataclasses.fields(recipe)}:
             names = ", ".join(sorted(unknown))
             raise UserError(f"{path}: the recipe '{manifest.recipe}' has no options {names}")
-        built = recipe(**options)
-        task = dataclasses.replace(self.kind, loss_function=built.loss_function or "")
-        return built.with_values(kind=task)
+        return recipe(**options).with_values(kind=self.kind)
 
     @property
     def compute_metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
