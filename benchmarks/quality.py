@@ -45,21 +45,25 @@ class Case:
 
     Attributes:
         name: The name of the data and the number of rows; of Banking77, for each class.
-        read: Returns training and test rows.
+        read: Returns training and test rows; None for the rows that the recipe has.
         rows: The training rows to sample; None for all.
         metric: The metric that is compared.
         flags: Flags of the run.
         seeds: The number of samples.
+        column: The column of labels.
+        by_class: Whether ``rows`` are those of each class.
+        recipe: The recipe and its own flags.
     """
 
     name: str
-    read: Callable[[Path], Frames]
+    read: Callable[[Path], Frames] | None
     rows: int | None
     metric: str = "accuracy"
     flags: str = ""
     seeds: int = 3
     column: str = "label"
     by_class: bool = False
+    recipe: str = "text --model embedded:minilm"
 
 
 def banking77(directory: Path) -> Frames:
@@ -121,11 +125,15 @@ CASES = (
     Case("reviews-4000", reviews, 4_000, flags=_LONG, seeds=1),
     Case("words-1000", words_of_intents, 1_000, "f1_macro", "--label_separator ; --drop_invalid"),
     Case("numbers-1000", numbers, 1_000, "r2", f"--task regression {_LONG}"),
+    # their own networks, with random weights
+    Case("digits, mnist", None, None, recipe="mnist --embedded"),
+    Case("digits, image", None, None, recipe="image --embedded"),
 )
 
 
 def sample(case: Case, directory: Path, seed: int, held_out: str) -> Frames:
     """Return the training rows of a seed, and the rows to score."""
+    assert case.read is not None
     train, test = case.read(directory)
     order = np.random.default_rng(seed).permutation(len(train))
     if held_out == "validation":
@@ -138,22 +146,17 @@ def sample(case: Case, directory: Path, seed: int, held_out: str) -> Frames:
 
 def measure(case: Case, seed: int, flags: str, options: Any, scratch: Path) -> dict[str, Any]:
     """Train once, and return scores of the model and of the baselines, and seconds."""
-    data = scratch / f"{case.name}-{seed}-{options.held_out}"
-    if not data.exists():
-        data.mkdir()
-        for name, frame in zip(
-            ("train", "test"), sample(case, options.directory, seed, options.held_out), strict=True
-        ):
-            frame.to_csv(data / f"{name}.csv", index=False)
-    words = ["-m", "finetune", "text", "--dataset", data, "--model", "embedded:minilm"]
-    words += ["--label_column", case.column, "--seed", str(seed), "--split_seed", str(seed)]
-    words += [
-        "--output_dir",
-        scratch / "run",
-        "--save_total_limit",
-        "1",
-        *shlex.split(f"{case.flags} {flags}"),
-    ]
+    words = ["-m", "finetune", *case.recipe.split(), "--output_dir", scratch / "run"]
+    words += ["--seed", str(seed), "--split_seed", str(seed), "--save_total_limit", "1"]
+    words += shlex.split(f"{case.flags} {flags}")
+    if case.read is not None:
+        data = scratch / f"{case.name}-{seed}-{options.held_out}"
+        if not data.exists():
+            data.mkdir()
+            train, test = sample(case, options.directory, seed, options.held_out)
+            train.to_csv(data / "train.csv", index=False)
+            test.to_csv(data / "test.csv", index=False)
+        words += ["--dataset", data, "--label_column", case.column]
     started = time.perf_counter()
     run(words, scratch)
     seconds = time.perf_counter() - started
@@ -218,8 +221,12 @@ def main() -> None:
         for case in CASES:
             if options.only and case.name not in options.only:
                 continue
+            if case.read is None and options.held_out == "validation":
+                continue  # its test rows are those of the recipe
             for seed in range(min(case.seeds, options.seeds or case.seeds)):
                 for flags in options.flags:
+                    if flags == STOCK and case.read is None:
+                        continue  # those defaults are for pretrained models
                     if (case.name, seed, flags, options.held_out) in done:
                         continue
                     results.append(measure(case, seed, flags, options, Path(scratch)))

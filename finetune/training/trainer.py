@@ -218,6 +218,8 @@ class Trainer(transformers.Trainer):
                 output = super().train(path, *args, **kwargs)
             if self.args.should_save:
                 self._delete_replaced()
+                if limit == 1 and self.args.load_best_model_at_end:
+                    self._keep_best_checkpoint()
         finally:
             self.args.save_total_limit = limit
             self._delete_incomplete()
@@ -410,6 +412,15 @@ class Trainer(transformers.Trainer):
     def _delete_replaced(self) -> None:
         for replaced in self._directory.glob("replaced-checkpoint-*"):
             shutil.rmtree(replaced, ignore_errors=True)
+
+    def _keep_best_checkpoint(self) -> None:
+        """Delete the last checkpoint, if it is not the best one, as the library does at the end."""
+        best = self.state.best_model_checkpoint
+        if best is None:
+            return
+        for path in checkpoint.list_checkpoints(self._directory):
+            if not path.samefile(best):
+                shutil.rmtree(path, ignore_errors=True)
 
     def _explained_saves(self) -> contextlib.AbstractContextManager[None]:
         """Explain errors while a checkpoint is written, and those that nobody else explains."""

@@ -66,7 +66,7 @@ def test_ranks_agree_on_the_step(
     monkeypatch.setenv("FAULT", f"{place},SIGUSR1,{rank}")
     stopped = command(*flags, tmp_path / "run", launcher="torchrun")
     assert stopped.returncode == 1  # the status of torchrun; the manifest has the real one
-    assert f"to resume at step {step}: " in " ".join(stopped.stdout.split())
+    assert f"to resume at step {step}: " in " ".join(stopped.stderr.split())
     assert Run.load(tmp_path / "run").manifest.status == "interrupted"
     monkeypatch.delenv("FAULT")
     resumed = command(*flags, tmp_path / "run", "--resume", launcher="torchrun")
