@@ -52,8 +52,8 @@ def _print_start(event: events.Started) -> None:
     texts = long_texts = ""
     if getattr(recipe, "text_columns", ""):
         texts = ", ".join(recipe.columns_read())
-    if isinstance(recipe, TextRecipe):
-        long_texts = _long_texts(recipe)
+    if isinstance(recipe, TextRecipe) and recipe.windows is None and recipe.token_sample:
+        long_texts = recipe.token_sample.describe_lengths(recipe.token_limit)
     facts: dict[str, str | list[str]] = {
         "data": [sources.Source(recipe.dataset).describe(), *recipe.notes],
         "rows": ", ".join(f"{len(rows):,} {name}" for name, rows in loaded.splits.items()),
@@ -117,13 +117,6 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
         return [line]
     torchrun = f"torchrun --nproc_per_node={devices} {command.removeprefix('python ')}"
     return [line, f"faster: {torchrun}; to use one GPU only: CUDA_VISIBLE_DEVICES=0"]
-
-
-def _long_texts(recipe: TextRecipe) -> str:
-    sample = recipe.token_sample if recipe.windows is None else None
-    if sample is not None:
-        return sample.describe_lengths(recipe.token_limit)
-    return ""
 
 
 def _batch_sizes(arguments: FinetuneArguments) -> str:

@@ -187,7 +187,7 @@ def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:
     stored = {name: value for name, value in resumed.configuration.items() if name in names}
     if rules.ignores_warmup(settings.values):  # if it were typed, it would be refused
         stored.pop("warmup_steps", None)
-    return replace(settings, training={**settings.training, **stored})
+    return replace(settings, training=settings.training | stored)
 
 
 def has_adapter(recipe: Recipe) -> bool:
@@ -207,12 +207,12 @@ def _refuse_different_machines(prepared: Prepared) -> None:
     ``Trainer`` compares; every process calls this.
     """
     settings = prepared.settings
-    facts = {**prepared.configuration, **settings.training}
+    facts = prepared.configuration | settings.training
     facts["the checkpoint of step"] = prepared.resumption.step
     facts["--dry_run"] = settings.dry_run
     if Path(str(facts.get("model") or "-")).expanduser().exists():
         del facts["model"]  # its path may differ between machines; its files are compared
-    flags = {**vars(settings.recipe), **vars(settings.values)}.keys()
+    flags = vars(settings.recipe) | vars(settings.values)
     compared = {}
     for name, fact in facts.items():
         if name not in _MACHINE_FLAGS:
@@ -220,7 +220,7 @@ def _refuse_different_machines(prepared: Prepared) -> None:
     first, *facts_of_others = distributed.gather(compared)
     for rank, other in enumerate(facts_of_others, start=1):
         mistakes = []
-        for name in {**first, **other}:
+        for name in first | other:
             if first.get(name) != other.get(name):
                 mistakes.append(
                     f"the machines differ in {name}: rank 0 has {first.get(name)!r}, rank {rank} "

@@ -46,7 +46,7 @@ def fit_epochs(prepared: Prepared) -> Prepared:
     recipe = settings.recipe
     trainer = build_trainer(
         recipe,
-        replace(settings, training={**settings.training, **_TIMING_ARGUMENTS}).arguments,
+        replace(settings, training=settings.training | _TIMING_ARGUMENTS).arguments,
         recipe.new_model,  # with a random head, which takes as long
         callbacks=[],
     )

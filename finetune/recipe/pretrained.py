@@ -82,7 +82,6 @@ class TextRecipe(Recipe, TextOptions):
 
         if self.is_ordinal(dataset["train"]):
             kinds.check_order(dataset, self.label_options(), self.report)
-            self.report.raise_errors()
         return super().split(dataset)
 
     def columns_read(self) -> list[str]:
