@@ -370,9 +370,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a batch that does not divide is answered with rows of one process",
-        "finetune/training/arguments.py",
-        "smaller = values.global_batch_size // shares * shares",
-        "smaller = values.global_batch_size // shares",
+        "finetune/rules/batch.py",
+        "smaller = rows // shares * shares",
+        "smaller = rows // shares",
         ("D2",),
     ),
     Mutation(

@@ -39,7 +39,7 @@ def names_of_libraries(kind: type) -> set[str]:
         if base.__module__.partition(".")[0] in (*PACKAGES, "injected", "builtins"):
             continue
         names.update(dir(base))
-        with contextlib.suppress(TypeError):  # written in C
+        with contextlib.suppress(TypeError, OSError):  # written in C
             names.update(re.findall(r"\bself\.(\w+)", inspect.getsource(base)))
     return names
 

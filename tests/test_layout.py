@@ -1,14 +1,25 @@
-"""Test that imports between packages follow the order in CONTRIBUTING.md."""
+"""Test the order of the packages in CONTRIBUTING.md, and how large and how plain the code is."""
 
 import ast
 import re
 from pathlib import Path
 
+import pytest
+
+from tests import house
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "finetune"
-MAX_PACKAGES, MAX_MODULES = 21, 4
+MAX_PACKAGES, MAX_MODULES = 22, 4
 FILES = sorted(PACKAGE.rglob("*.py"))
+#: The limits, with their reasons in docs/decisions/layout.md.
+MAX_TOKENS = 163_000
+MAX_LINES = 500  # of code in a file
+MAX_COMPLEXITY = 20
+MAX_VAGUE_PERCENT = 0.5
+#: Per 10,000 tokens of all packages together, and of one with at least 100 lines of code.
+MAX_CONDITIONALS, MAX_CONDITIONALS_OF_PACKAGE = 25, 32
+MAX_COMPREHENSIONS, MAX_COMPREHENSIONS_OF_PACKAGE = 40, 55
 
 
 def levels() -> list[list[str]]:
@@ -70,3 +81,101 @@ def test_packages_and_loose_modules_stay_few() -> None:
     modules = list(PACKAGE.glob("*.py"))
     assert len(folders) + len(modules) <= MAX_PACKAGES
     assert len(modules) <= MAX_MODULES
+
+
+# ---- size and style ------------------------------------------------------------------------------
+
+#: Code with one or two of everything that is measured, and strings that are not.
+SAMPLE = '''
+"""A docstring
+of two lines."""
+
+# a comment
+import os
+
+
+def outer(self, rows, *, found=None):
+    """Not counted."""
+
+    def inner(path):
+        assert path
+        return [*rows]
+
+    text = f"{rows} of {found}" * bool(rows) + "-" * 3 + "=" * len(rows)
+    if rows and found or self:
+        return {name: text for name in rows if name}
+    return inner if rows else None
+'''
+
+
+def test_the_measurement_counts_what_it_says(tmp_path: Path) -> None:
+    (tmp_path / "sample.py").write_text(SAMPLE, encoding="utf-8")
+    figures = house.measure(tmp_path / "sample.py")
+    # the tokens of each line of SAMPLE with code, in order
+    lines = [2, 14, 6, 2, 5, 19, 7, 12, 6]
+    assert (figures.tokens, figures.lines) == (sum(lines), len(lines))
+    assert (figures.conditionals, figures.comprehensions) == (1, 1)
+    assert (figures.multiplied_texts, figures.unpacked) == (1, 1)
+    # itself, `if`, `and`, `or`, the comprehension and its `if`, the conditional expression
+    functions = [(number, place.split()[-1]) for number, place in figures.functions]
+    assert sorted(functions) == [(2, "inner"), (7, "outer")]
+    names = {"outer", "inner", "rows", "found", "path", "text", "name"}
+    assert dict(figures.names) == dict.fromkeys(names, 1)
+    assert figures.vague_names() == {"found": 1}
+    assert figures.vague_percent() == 100 / 7
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[Path, house.Figures]:
+    """The figures of each file of the code."""
+    return house.measure_files(PACKAGE)
+
+
+def test_the_code_is_no_larger_than_agreed(files: dict[Path, house.Figures]) -> None:
+    """A larger limit needs a reason and a price, see docs/decisions/layout.md."""
+    packages = house.by_package(files, PACKAGE)
+    tokens = {name: figures.tokens for name, figures in packages.items()}
+    assert len(tokens) > 12
+    assert sum(tokens.values()) <= MAX_TOKENS, tokens
+
+
+def test_conditional_expressions_and_comprehensions_are_few(
+    files: dict[Path, house.Figures],
+) -> None:
+    def densities(figures: house.Figures) -> tuple[float, float]:
+        counts = (figures.conditionals, figures.comprehensions)
+        return figures.per_10_000_tokens(counts[0]), figures.per_10_000_tokens(counts[1])
+
+    conditionals, comprehensions = densities(house.total(files.values()))
+    assert conditionals <= MAX_CONDITIONALS
+    assert comprehensions <= MAX_COMPREHENSIONS
+    dense = {}
+    for name, figures in house.by_package(files, PACKAGE).items():
+        conditionals, comprehensions = densities(figures)
+        is_dense = conditionals > MAX_CONDITIONALS_OF_PACKAGE
+        is_dense = is_dense or comprehensions > MAX_COMPREHENSIONS_OF_PACKAGE
+        if is_dense and figures.lines >= 100:
+            dense[name] = (conditionals, comprehensions)
+    assert dense == {}
+
+
+def test_no_text_is_multiplied_by_a_condition_and_no_list_only_unpacks(
+    files: dict[Path, house.Figures],
+) -> None:
+    """`"text" * bool` is an `if` statement; `[*x]` and `{*x}` are `list(x)` and `set(x)`."""
+    assert [path for path, figures in files.items() if figures.multiplied_texts] == []
+    assert [path for path, figures in files.items() if figures.unpacked] == []
+
+
+def test_files_are_short_and_functions_simple(files: dict[Path, house.Figures]) -> None:
+    lines = {path: figures.lines for path, figures in files.items()}
+    assert {path: count for path, count in lines.items() if count > MAX_LINES} == {}
+    functions = house.total(files.values()).functions
+    assert len(functions) > 500
+    assert [place for number, place in functions if number > MAX_COMPLEXITY] == []
+
+
+def test_names_say_what_they_hold(files: dict[Path, house.Figures]) -> None:
+    figures = house.total(files.values())
+    assert figures.names.total() > 5000
+    assert figures.vague_percent() <= MAX_VAGUE_PERCENT, figures.vague_names()

@@ -1,18 +1,20 @@
 """Test recipes: fields are options, methods are steps, and errors name the option."""
 
 import dataclasses
+import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
 from safetensors import safe_open
 
-from finetune.checking.options import refuse_combinations
-from finetune.config.parser import RecipeParser
-from finetune.errors import Report, UserError
-from finetune.recipe import TextRecipe, catalog, option
+from finetune.config.parser import RecipeParser, RunOptions
+from finetune.errors import UserError
+from finetune.recipe import ImageRecipe, Recipe, TextRecipe, catalog, option
+from finetune.rules.check import check_command
+from finetune.rules.options import Options
+from finetune.training.arguments import FinetuneArguments
+from tests.conftest import ROOT
 from tests.hub.repositories import UNCASED
 
 
@@ -134,8 +136,35 @@ def test_the_batch_size_of_a_subclass_replaces_that_of_its_base() -> None:
 @pytest.mark.parametrize(("fsdp", "count"), [("full_shard", 1), ("", 0)])
 def test_an_adapter_is_not_sharded(fsdp: str, count: int) -> None:
     """Without accelerators the command line refuses `--fsdp` alone, so it cannot show this."""
-    report = Report()
-    values = cast(Any, SimpleNamespace(max_minutes=None, fsdp=fsdp))
-    refuse_combinations(values, {}, True, report)
+    mistakes: tuple[str, ...] = ()
+    try:
+        check_command(Options(adapter="lora", fsdp=fsdp, typed={}))
+    except UserError as error:
+        mistakes = error.mistakes
     message = "--adapter lora is not supported with --fsdp: use DistributedDataParallel"
-    assert report.sentences("error") == [message] * count
+    assert mistakes == (message,) * count
+
+
+def test_mistakes_in_the_options_of_a_recipe_come_at_once() -> None:
+    """Ranges and combinations alike; a recipe's own option of the same name has no rules."""
+    with pytest.raises(UserError) as error:
+        TextRecipe(stride=-1, long_texts="windows", text_columns="a,b", label_order="x,y,x")
+    flags = [mistake.split()[0] for mistake in error.value.mistakes]
+    assert flags == ["--stride", "--long_texts", "--label_order"]
+
+    class Own(Recipe):
+        stride: int = option(-1, "a custom option")
+
+    assert Own(stride=-2).stride == -2
+
+
+def test_rules_read_options_that_exist() -> None:
+    """To a rule, an option that a recipe does not have is None: a misspelled one would be, too."""
+    names = {"typed", "overridden"}
+    for cls in (TextRecipe, ImageRecipe, FinetuneArguments, RunOptions):
+        names |= {field.name for field in dataclasses.fields(cls)}
+    words = set()
+    for path in (ROOT / "finetune" / "rules").glob("*.py"):
+        words |= set(re.findall(r"\boptions\.([a-z]\w*)", path.read_text(encoding="utf-8")))
+    assert len(words) > 40
+    assert words - names == set()

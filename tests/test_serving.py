@@ -22,10 +22,13 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
+import uvicorn
 
 import finetune
+from finetune.serving import app
 from finetune.serving.batching import Batcher, QueueFull
 
 TEXT = "the food of this place was lovely and fine and great, " * 3  # about 40 tokens
@@ -183,10 +186,91 @@ class TestBatcher:
         assert isinstance(answers.pop(1), ValueError)
         assert answers == [["A"], ["C"]]
 
-    def test_rows_of_a_client_that_left_are_not_computed(self) -> None:
+    def test_rows_of_a_request_that_was_cancelled_are_not_computed(self) -> None:
         answers = self.run([["a", "b"], ["c"]], cancelled=0)
         assert isinstance(answers[0], asyncio.CancelledError)
         assert (answers[1], self.batches) == (["C"], [["first"], ["c"]])
+
+
+class Held:
+    """A predictor of one class that records its batches, and computes them when told to."""
+
+    task, labels, columns, engine, digest = "single_label", ["a"], 1, "torch", "0" * 64
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.may_compute = threading.Event()
+
+    def __call__(self, rows: list[str], **options: Any) -> pd.DataFrame:
+        self.batches.append(rows)
+        self.may_compute.wait(60)
+        return pd.DataFrame(
+            {"label": "a", "probability": 1.0, "probability of a": [1.0] * len(rows)}
+        )
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[Held, str]]:
+    """A predictor, and the address of a server with it in this process."""
+    predictor = Held()
+    server = uvicorn.Server(uvicorn.Config(finetune.create_app(predictor), log_level="error"))
+    with socket.create_server(("127.0.0.1", 0)) as opened:
+        address = f"http://127.0.0.1:{opened.getsockname()[1]}"
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
+        thread.start()
+        yield predictor, address
+        predictor.may_compute.set()
+        server.should_exit = True
+        thread.join(60)
+
+
+def waiting_rows(address: str) -> int:
+    page = urllib.request.urlopen(f"{address}/metrics").read().decode()
+    return int(float(re.findall(r"^finetune_waiting_rows (.*)$", page, re.M)[0]))
+
+
+def send(address: str, **body: Any) -> socket.socket:
+    """Send a request, and return its connection without waiting for the answer."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    content = json.dumps(body).encode()
+    head = f"POST /predict HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n\r\n"
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+def test_rows_that_have_waited_too_long_are_not_computed(
+    held: tuple[Held, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their client has the status 503 by then."""
+    predictor, address = held
+    monkeypatch.setattr(app, "_ANSWER_SECONDS", 0.3)
+    with ThreadPoolExecutor(2) as pool:
+        requests = [pool.submit(predict, address, {"text": "first"})]
+        while not predictor.batches:
+            assert not requests[0].done()
+        requests.append(pool.submit(predict, address, {"texts": ["late", "too late"]}))
+        assert [request.result()[0] for request in requests] == [503, 503]
+    monkeypatch.setattr(app, "_ANSWER_SECONDS", 60)
+    predictor.may_compute.set()
+    assert predict(address, {"text": "last"})[0] == 200
+    assert predictor.batches == [["first"], ["last"]]
+
+
+def test_rows_of_a_client_that_left_are_not_computed(held: tuple[Held, str]) -> None:
+    predictor, address = held
+    with send(address, text="first"):
+        while not predictor.batches:
+            waiting_rows(address)
+        left = send(address, texts=["left", "left, too"])
+        while waiting_rows(address) < 2:
+            pass
+        left.close()
+        for _ in range(50):  # requests, so that the server has noticed
+            waiting_rows(address)
+        predictor.may_compute.set()
+        assert predict(address, {"text": "last"})[0] == 200
+    assert [row for batch in predictor.batches for row in batch] == ["first", "last"]
 
 
 @pytest.mark.processes

@@ -10,7 +10,6 @@ import numpy as np
 from datasets import Dataset
 from transformers import EvalPrediction
 
-from finetune.checking.options import refuse_combinations, report_schedule
 from finetune.config.settings import Settings
 from finetune.data.labels import list_names
 from finetune.errors import UserError
@@ -20,11 +19,12 @@ from finetune.pipeline import resumption
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import Recipe, TextRecipe, defaults
 from finetune.recipe.catalog import display_name, origin
-from finetune.recipe.options import ModelOptions
+from finetune.recipe.options import ModelOptions, rule_options
 from finetune.reporting import tracking
+from finetune.rules.check import check_command, check_task
+from finetune.rules.schedule import describe_weak_training, ignores_warmup
 from finetune.runtime import activity, distributed, hub, versions
 from finetune.runtime.importing import describe_error
-from finetune.training import rules
 from finetune.training import steps as training_steps
 from finetune.training.arguments import ArgumentValues
 from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
@@ -119,7 +119,8 @@ def load_and_check(settings: Settings) -> Settings:
     recipe = settings.recipe
     values = _check_values(settings)
     if values is not None:
-        refuse_combinations(values, settings.user_options, has_adapter(recipe), settings.report)
+        with settings.report.collect():
+            check_command(rule_options(recipe).beside(values, settings.user_options))
     settings = replace(settings, is_loaded=_check_sources(settings, values))
     if settings.report.sentences("error") or not settings.is_loaded:
         return settings
@@ -165,13 +166,9 @@ def count_steps(settings: Settings, rows: Dataset) -> int:
     steps: int = values.max_steps
     if steps <= 0:
         steps = math.ceil(values.num_train_epochs * epoch_steps)
-    report_schedule(
-        values,
-        steps,
-        recipe.report,
-        is_text=isinstance(recipe, TextRecipe),
-        has_adapter=has_adapter(recipe),
-    )
+    is_text = isinstance(recipe, TextRecipe)
+    for sentence in describe_weak_training(values, steps, is_text, has_adapter(recipe)):
+        recipe.report.warning(sentence)
     return steps
 
 
@@ -185,7 +182,7 @@ def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:
     """Return new settings, with the numbers of a resumed run that are unset in this command."""
     names = defaults.unset_names(settings.recipe, settings.training)
     stored = {name: value for name, value in resumed.configuration.items() if name in names}
-    if rules.ignores_warmup(settings.values):  # if it were typed, it would be refused
+    if ignores_warmup(settings.values):  # if it were typed, it would be refused
         stored.pop("warmup_steps", None)
     return replace(settings, training=settings.training | stored)
 
@@ -289,10 +286,11 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> bool:
         return False
     is_loaded = False
     with report.collect():
-        has_one_class = recipe.kind.has_one_class
+        task = recipe.kind
         is_loaded = True
         if values is not None:
-            training_steps.refuse_options(values, has_one_class, recipe.weights is not None)
+            check_task(rule_options(recipe).beside(values, settings.user_options), task)
+            _ = recipe.weights  # may name classes that the data does not have
         if not has_model:  # transformers would try to download it for half a minute
             return True
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:

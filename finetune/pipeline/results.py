@@ -32,6 +32,7 @@ from finetune.errors import UserError
 from finetune.pipeline.events import SPEED
 from finetune.recipe import Recipe, TextRecipe, scoring
 from finetune.recipe.probe import frozen_baseline
+from finetune.rules.devices import uses_fsdp
 from finetune.runs.manifest import Manifest, Metrics
 from finetune.runs.run import LOGITS, PREDICTIONS, Run
 from finetune.runtime import __version__, activity, distributed, files
@@ -39,7 +40,7 @@ from finetune.runtime.importing import HOUSE
 from finetune.statistics import baselines, metrics, mistakes
 from finetune.statistics.baselines import Source
 from finetune.statistics.scored import to_float16
-from finetune.training.arguments import FinetuneArguments, shards
+from finetune.training.arguments import FinetuneArguments
 from finetune.training.record import Data, Launch, Process
 
 VALIDATION = "validation.npz"  # of a trial of a search: outputs and labels of validation rows
@@ -116,7 +117,7 @@ def versions() -> dict[str, str]:
 
 def parallel_mode(arguments: FinetuneArguments) -> str:
     """Return how the devices share a step: the torch class, e.g. ``DistributedDataParallel``."""
-    if shards(arguments):
+    if uses_fsdp(arguments):
         return "FullyShardedDataParallel"
     if distributed.ranks().world_size > 1:
         return "DistributedDataParallel"

@@ -27,8 +27,10 @@ from finetune.recipe.options import (
     declare,
     option,
     option_values,
+    rule_options,
     validate,
 )
+from finetune.rules.check import check_task
 from finetune.runtime import hub
 
 if TYPE_CHECKING:
@@ -104,8 +106,6 @@ class Recipe(RecipeOptions):
     def __post_init__(self) -> None:
         self.report = Report()  # the findings about options and data
         validate(self)
-        if self.loss_function and type(self).loss is not Recipe.loss:
-            raise UserError(f"--loss_function {self.loss_function}: the recipe overrides loss()")
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
@@ -243,12 +243,12 @@ class Recipe(RecipeOptions):
         from finetune.models import cpu
         from finetune.models.adapters import freeze_or_add_adapter
         from finetune.recipe.options import ModelOptions
-        from finetune.training import rules
+        from finetune.rules.devices import recomputes
 
         model = self.kind.scaled(model)
         is_on = arguments.cpu_kernels == "auto" and not arguments.torch_compile
         if arguments.device.type == "cpu" and is_on:
-            cpu.for_training(model, bf16=arguments.bf16, recomputes=rules.recomputes(arguments))
+            cpu.for_training(model, bf16=arguments.bf16, recomputes=recomputes(arguments))
         if isinstance(self, ModelOptions):
             return freeze_or_add_adapter(model, vars(self))
         return model
@@ -311,17 +311,17 @@ class Recipe(RecipeOptions):
             UserError: If an argument is unknown, or if the data has errors.
         """
         from finetune.training.arguments import argument_values
-        from finetune.training.steps import refuse_options
         from finetune.training.trainer import build_trainer
 
         argument_values(self.defaults(), training_arguments)  # check before data is loaded
         if training_arguments.get("resume"):
             raise UserError("resume=True: of a trainer it is resume_from_checkpoint='last'")
         hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
-        defaults = self.training_defaults(training_arguments, is_loaded=True)
-        arguments = argument_values(defaults, training_arguments).build()
-        refuse_options(arguments, self.kind.has_one_class, self.weights is not None)
-        trainer = build_trainer(self, arguments)
+        values = argument_values(
+            self.training_defaults(training_arguments, is_loaded=True), training_arguments
+        )
+        check_task(rule_options(self).beside(values, training_arguments), self.kind)
+        trainer = build_trainer(self, values.build())
         trainer.moves_runs_aside = True
         return trainer
 
@@ -424,8 +424,7 @@ class Recipe(RecipeOptions):
 
         if (text := self.class_weights) == "none":
             return None
-        if self.kind.label_kind == "labels" and type(self).loss is not Recipe.loss:
-            raise UserError(f"--class_weights {text}: apply multi-label weights in your loss()")
+        check_task(rule_options(self), self.kind)
         targets = self.targets("train")
         if getattr(self, "windows", None) is not None:  # each window has the target of its text
             targets = np.asarray(self.prepared["train"].with_format("numpy")["labels"][:])

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import os
-from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from finetune.data.comma_list import format_option, split_values
 from finetune.errors import Report, UserError
-from finetune.runtime.importing import require_packages
+from finetune.rules.check import check_options
+from finetune.rules.options import Options
 from finetune.training.options import find_type_mistake, merge_options
 
 if TYPE_CHECKING:
@@ -200,42 +199,28 @@ def declare(cls: Any) -> None:
         setattr(cls, name, merged)
 
 
-# ---- mistakes in values --------------------------------------------------------------------------
-
-_DROPOUT = "a probability, 0 or more and below 1"
-_SIZE = "a share above 0 and below 1, or a number of rows, 2 or more"
-#: The range of an option for messages, and a test of a value of the right type.
-_RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "train_samples": ("a number of rows, 1 or more", lambda rows: rows >= 1),
-    "eval_samples": ("a number of rows, 1 or more", lambda rows: rows >= 1),
-    "test_size": (_SIZE, lambda size: 0 < size < 1 or (size >= 2 and size % 1 == 0)),
-    "validation_size": (_SIZE, lambda size: 0 < size < 1 or (size >= 2 and size % 1 == 0)),
-    "time_format": (
-        "number, or a form of dates such as %d.%m.%Y",
-        lambda text: text == "number" or "%" in text,
-    ),
-    # two more seeds are derived from it
-    "split_seed": ("a number from 0 to 2**32 - 3", lambda seed: 0 <= seed <= 2**32 - 3),
-    "label_separator": ("a character such as ';'", bool),
-    "max_length": ("at least 3 tokens", lambda tokens: tokens >= 3),
-    "preprocessing_num_workers": ("1 process or more", lambda processes: processes >= 1),
-    "hidden_dropout": (_DROPOUT, lambda probability: 0 <= probability < 1),
-    "attention_dropout": (_DROPOUT, lambda probability: 0 <= probability < 1),
-    "crop_scale": ("a share of the area, above 0, at most 1", lambda share: 0 < share <= 1),
-    "lora_targets": ("names of layers, with commas", lambda names: bool(split_values(names))),
-    "lora_rank": ("1 or more", lambda rank: rank >= 1),
-    "lora_alpha": ("a number above 0", lambda alpha: 0 < alpha < math.inf),
-    "lora_dropout": (_DROPOUT, lambda probability: 0 <= probability < 1),
-    "freeze": (
-        "embeddings, base, or the number of layers to freeze, 1 or more",
-        lambda text: text in ("embeddings", "base") or (str(text).isdecimal() and int(text) > 0),
-    ),
-}
+# ---- values --------------------------------------------------------------------------------------
 
 
 def option_values(recipe: Any) -> dict[str, Any]:
     """Return the values of the options of a recipe by name."""
     return {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
+
+
+def rule_options(recipe: Any) -> Options:
+    """Return the options of a recipe as rules read them, without those that the recipe adds."""
+    values, typed = {}, {}
+    for field in dataclasses.fields(recipe):
+        name, value = field.name, getattr(recipe, field.name)
+        if "group" in field.metadata:  # else it is an option that the recipe adds
+            values[name] = value
+            if value not in (None, "", field.default, recipe.embedded.get(name)):
+                typed[name] = value
+    overridden: set[str] = set()
+    for cls in type(recipe).__mro__:
+        if not cls.__module__.startswith("finetune.recipe."):
+            overridden.update(vars(cls))
+    return Options(typed=typed, overridden=overridden, **values)
 
 
 def validate(recipe: Any) -> None:
@@ -249,15 +234,8 @@ def validate(recipe: Any) -> None:
         from finetune.data import memory
 
         recipe.dataset = memory.store(recipe.dataset)
-    report = Report()
-    _convert_values(recipe, report)
-    report.raise_errors()
-    _check_combinations(recipe, report)
-    report.raise_errors()
-
-
-def _convert_values(recipe: Any, report: Report) -> None:
     hints = get_type_hints(type(recipe))
+    report = Report()
     for field in dataclasses.fields(recipe):
         name, form = field.name, field.metadata.get("metavar", "")
         with report.collect():
@@ -267,56 +245,5 @@ def _convert_values(recipe: Any, report: Report) -> None:
             setattr(recipe, name, value)
             if mistake := find_type_mistake(f"--{name}", value, hints[name]):
                 report.error(mistake)
-            # a recipe on no pretrained model may have its own option of this name
-            elif value is not None and name in _RANGES and "group" in field.metadata:
-                expected, is_allowed = _RANGES[name]
-                if not is_allowed(value):
-                    report.error(f"--{name} {value}: expected {expected}")
-
-
-def _check_combinations(recipe: Any, report: Report) -> None:
-    attributes: set[str] = set()
-    for cls in type(recipe).__mro__:
-        if not cls.__module__.startswith("finetune.recipe."):
-            attributes.update(vars(cls))
-    if recipe.dataset and "load" in attributes and "dataset" not in attributes:
-        report.error(
-            f"--dataset {recipe.dataset}: the recipe loads its own data; if its load() reads "
-            "self.dataset, declare `dataset: str = ...` in the class"
-        )
-    values = option_values(recipe)
-    _check_columns(recipe, values, report)
-    if values["metrics"] and recipe.own_metrics:
-        report.error(f"--metrics {values['metrics']}: the recipe overrides compute_metrics()")
-    if values.get("text_columns") and values["long_texts"] == "windows":
-        report.error("--long_texts windows: needs a single --text_column, not --text_columns")
-    if isinstance(recipe, ModelOptions):
-        _check_adapter(recipe, report)
-    order = split_values(values.get("label_order") or "")
-    if len(set(order)) < len(order):
-        report.error(f"--label_order {values['label_order']}: expected each class once")
-
-
-def _check_columns(recipe: Any, values: Mapping[str, Any], report: Report) -> None:
-    for name in ("group_column", "label_column", "text_column"):
-        value = values.get(name)
-        other = "time_column" if name == "group_column" else f"{name}s"
-        defaults = (None, "", getattr(type(recipe), name, None), recipe.embedded.get(name))
-        is_set = value not in defaults
-        if is_set and values.get(other) is not None:
-            report.error(f"--{name} {value} and --{other} {values[other]}: set only one of the two")
-    if values["time_format"] and not values["time_column"]:
-        report.error(f"--time_format {values['time_format']}: needs --time_column NAME")
-
-
-def _check_adapter(recipe: ModelOptions, report: Report) -> None:
-    if recipe.adapter is not None:
-        with report.collect():
-            require_packages("--adapter lora", "peft", extra="adapters")
-        if recipe.freeze:
-            report.error(f"--freeze {recipe.freeze}: --adapter lora freezes all but the head")
-        return
-    for name in sorted(LORA):
-        value = getattr(recipe, name)
-        if value != type(recipe).__dataclass_fields__[name].default:
-            report.error(f"--{name} {value}: needs --adapter lora")
+    report.raise_errors()
+    check_options(rule_options(recipe))

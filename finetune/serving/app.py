@@ -135,7 +135,7 @@ def create_app(model: Predictor, api_key: str | None = None) -> FastAPI:
                 raise HTTPException(415, message, {"Accept-Encoding": "identity"})
             rows = _read_rows(await _read_body(request), model.columns)
             async with asyncio.timeout(_ANSWER_SECONDS):
-                predictions = await batcher.predict(rows)
+                predictions = await _predict_unless_left(request, batcher, rows)
             response = JSONResponse({"model": model.digest, "predictions": predictions})
             status = 200
             return response
@@ -156,6 +156,24 @@ def create_app(model: Predictor, api_key: str | None = None) -> FastAPI:
             seconds.observe(time.perf_counter() - started)
 
     return app
+
+
+async def _predict_unless_left(request: Request, batcher: Batcher, rows: list[Any]) -> list[Any]:
+    """Return the answers to rows, whose request has been read.
+
+    Raises:
+        ClientDisconnect: If the client leaves first; rows that still wait are not computed.
+    """
+    answers = asyncio.ensure_future(batcher.predict(rows))
+    left = asyncio.ensure_future(request.receive())  # the next message says that it has left
+    try:
+        await asyncio.wait((answers, left), return_when=asyncio.FIRST_COMPLETED)
+        if not answers.done():
+            raise ClientDisconnect
+        return answers.result()
+    finally:
+        answers.cancel()
+        left.cancel()
 
 
 def _has_key(request: Request, api_key: str) -> bool:

@@ -107,8 +107,6 @@ class Task(ABC, Generic[S]):
 
     def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray:
         """Return :func:`~finetune.tasks.losses.class_weights`, shape ``(labels,)``, float64."""
-        if not self.has_probabilities:
-            raise UserError(f"--class_weights {text}: the task {self.name} has no classes")
         return losses.class_weights(text, self.labels, targets)
 
     def global_loss(self, row_loss: RowLoss, class_weights: np.ndarray | None) -> GlobalLoss:

@@ -4,36 +4,27 @@ Values that contradict each other or the machine are refused before ``TrainingAr
 because building it joins the process group.
 """
 
-import math
-import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any, Literal, get_type_hints
 
 import torch
 from transformers import SchedulerType, TrainingArguments
-from transformers.integrations import integration_utils as trackers
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.optimization import get_scheduler
 from transformers.utils.import_utils import is_in_notebook
 
-from finetune.errors import UserError, suggestion
-from finetune.runtime import DISTRIBUTION, distributed, hardware
+from finetune.errors import UserError
+from finetune.rules.check import check_arguments
+from finetune.rules.options import Options
+from finetune.runtime import distributed, hardware
 from finetune.statistics.metrics import DIRECTIONS
-from finetune.training import options, rules
+from finetune.training import options
 
 #: Set by the verb or by the launcher; they are no options.
 REFUSED = ("do_train", "do_eval", "do_predict", "local_rank")
-#: Numbers must be 0 or more, these 1 or more; some must be below a bound.
-_AT_LEAST_1 = {
-    *("save_total_limit", "early_stopping_patience", "profile", "num_threads"),
-    *("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"),
-    *("max_tokens_per_batch", "gradient_accumulation_steps", "ddp_timeout", "max_steps"),
-}
-_TRACKERS = ("tensorboard", "trackio", "mlflow")  # extras of this distribution
-_BELOW = {"label_smoothing_factor": 1, "adam_beta1": 1, "adam_beta2": 1, "seed": 2**32}
 
 
 def _option(default: Any, help: str) -> Any:
@@ -165,13 +156,10 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
             mistakes.append(options.describe_unknown(f"'{name}'", names))
         elif mistake := options.find_type_mistake(f"--{name}", value, hints[name]):
             mistakes.append(mistake)
-    sizes = [name for name in options.BATCH_SIZES if user_options.get(name) is not None]
-    if len(sizes) > 1:
-        mistakes.append(f"--{' and --'.join(sizes)} are mutually exclusive: give one")
     if mistakes:
         raise UserError(*mistakes)
     defaults = {**defaults, **_default_strategies(user_options)}
-    if "max_tokens_per_batch" in sizes:
+    if user_options.get("max_tokens_per_batch") is not None:
         defaults["train_sampling_strategy"] = "group_by_length"
     best = merged.get("metric_for_best_model")
     if DIRECTIONS.get(str(best).removeprefix("eval_")) == -1:  # the library knows only the loss
@@ -181,8 +169,7 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
         setattr(values, name, getattr(FinetuneArguments, name))
     vars(values).update(options.merge_options(defaults, user_options))
     values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
-    if mistakes := [*_find_mistakes(values), *rules.find_mistakes(values, user_options)]:
-        raise UserError(*mistakes)
+    check_arguments(Options(typed=user_options, **vars(values)))
     _resolve(values)
     return values
 
@@ -201,11 +188,6 @@ def _default_strategies(user_options: Mapping[str, Any]) -> dict[str, Any]:
     return defaults
 
 
-def shards(values: FinetuneArguments | ArgumentValues) -> bool:
-    """Return whether FSDP is requested, by an option or in the accelerate config."""
-    return bool(values.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-
-
 def shard_embeddings_once(plugin: Any, model: Any) -> None:
     """Let FSDP2 wrap the layers of the model, but not the module around the input embeddings.
 
@@ -218,77 +200,6 @@ def shard_embeddings_once(plugin: Any, model: Any) -> None:
             names.add(type(module).__name__)
     if plugin.fsdp_version == 2 and names and not plugin.transformer_cls_names_to_wrap:
         plugin.transformer_cls_names_to_wrap = sorted(names)
-
-
-def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
-    """Yield a message for each contradiction between arguments, or with the machine."""
-    yield from _find_numbers_out_of_range(values)
-    yield from _find_conflicts_with_machine(values)
-    yield from _find_conflicts_of_sampling(values)
-    strategies = values.eval_strategy, values.save_strategy
-    keeps_best = values.load_best_model_at_end and "no" not in strategies
-    if values.early_stopping_patience is not None and not keeps_best:
-        flags = "--eval_strategy and --save_strategy other than no"
-        yield f"--early_stopping_patience needs --load_best_model_at_end true, {flags}"
-    yield from _find_missing_trackers(values)
-
-
-def _find_numbers_out_of_range(values: ArgumentValues) -> Iterator[str]:
-    for name, value in vars(values).items():
-        lowest = int(name in _AT_LEAST_1)
-        bound = _BELOW.get(name, math.inf)
-        is_default = value == getattr(FinetuneArguments, name, None)  # -1 may be unset
-        if isinstance(value, (int, float)) and not is_default and not lowest <= value < bound:
-            message = f"--{name} {value}: expected {lowest} or more"
-            if name in _BELOW:
-                message += f" and below {bound}"
-            elif not math.isfinite(value):
-                message += " and finite"
-            yield message
-    for name in ("num_train_epochs", "max_minutes"):
-        if getattr(values, name) == 0:
-            yield f"--{name} 0: expected more than 0"
-
-
-def _find_conflicts_with_machine(values: ArgumentValues) -> Iterator[str]:
-    ranks = distributed.ranks()
-    gpus = torch.accelerator.device_count()
-    if (seconds := values.grace_seconds) > 25 and "TORCHELASTIC_RUN_ID" in os.environ:
-        yield f"--grace_seconds {seconds:g}: torchrun kills after 30 seconds; expected 25 or less"
-    if ranks.world_size > 1 and not values.use_cpu and ranks.local_world_size > gpus:
-        count = f"{ranks.local_world_size} processes on a machine with {gpus} GPUs"
-        yield f"{count}: each needs its own; use --nproc_per_node={gpus} or --use_cpu"
-    if shards(values) and (values.use_cpu or values.save_on_each_node):
-        flags = "accelerators and a shared --output_dir: no --use_cpu, no --save_on_each_node"
-        yield f"--fsdp (or FSDP in the accelerate config) needs {flags}"
-    if (values.fp16 or values.precision == "fp16") and values.use_cpu:
-        yield "--fp16 or --precision fp16: not supported on a CPU; expected bf16 or fp32"
-    if values.precision != "auto" and (values.bf16 or values.fp16):
-        yield f"--precision {values.precision} and --bf16 or --fp16 are mutually exclusive"
-
-
-def _find_conflicts_of_sampling(values: ArgumentValues) -> Iterator[str]:
-    sampling = values.train_sampling_strategy
-    if sampling == "batch_rebalance":  # steps would depend on the number of processes
-        yield f"--train_sampling_strategy {sampling}: expected random, sequential, group_by_length"
-    if values.max_tokens_per_batch and sampling != "group_by_length":
-        yield "--max_tokens_per_batch needs --train_sampling_strategy group_by_length"
-    is_balanced = values.class_sampling == "balanced"
-    if is_balanced and (values.max_tokens_per_batch or sampling == "sequential"):
-        flags = "--global_batch_size, and --train_sampling_strategy random or group_by_length"
-        yield f"--class_sampling balanced draws rows: it needs {flags}"
-
-
-def _find_missing_trackers(values: ArgumentValues) -> Iterator[str]:
-    installed = trackers.get_available_reporting_integrations()  # type: ignore[no-untyped-call]
-    names = [values.report_to] if isinstance(values.report_to, str) else values.report_to or []
-    for name in sorted(set(names) - {"none", "all", *installed}):
-        hint = ""
-        if name in _TRACKERS:
-            hint = f": pip install '{DISTRIBUTION}[{name}]'"
-        elif name not in trackers.INTEGRATION_TO_CALLBACK:
-            hint = suggestion(name, trackers.INTEGRATION_TO_CALLBACK)
-        yield f"--report_to {name}: not installed{hint}"
 
 
 def _resolve(values: ArgumentValues) -> None:
@@ -320,15 +231,7 @@ def _resolve_batch(values: ArgumentValues) -> None:
         values.per_device_train_batch_size = 8  # the default of the library, as below; not used
         values.global_batch_size = None
         return
-    devices = distributed.devices_in_training(values.use_cpu)
-    shares = devices * values.gradient_accumulation_steps
+    shares = distributed.devices_in_training(values.use_cpu) * values.gradient_accumulation_steps
     if values.global_batch_size is None:
         values.global_batch_size = (values.per_device_train_batch_size or 8) * shares
-    values.per_device_train_batch_size, rest = divmod(values.global_batch_size, shares)
-    if rest or not values.per_device_train_batch_size:
-        smaller = values.global_batch_size // shares * shares
-        nearest = f"{smaller} or {smaller + shares}" if smaller else f"{shares}"
-        raise UserError(
-            f"--global_batch_size {values.global_batch_size} cannot be divided into {devices} "
-            f"devices x {values.gradient_accumulation_steps} accumulation steps: give {nearest}"
-        )
+    values.per_device_train_batch_size = values.global_batch_size // shares

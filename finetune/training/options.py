@@ -7,14 +7,14 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from finetune.errors import suggestion
+from finetune.rules.batch import BATCH_SIZES
 
-#: Training arguments that exclude each other.
-BATCH_SIZES = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_batch")
 #: Training arguments that :mod:`finetune.recipe.defaults` sets where they are None.
 SCHEDULE = ("learning_rate", "num_train_epochs", "warmup_steps")
 #: Fields of ``TrainingArguments`` up to transformers 4.57, names of other tools: what to type here.
 RENAMED = {
-    **{"lr": "--learning_rate", "epochs": "--num_train_epochs"},
+    "lr": "--learning_rate",
+    "epochs": "--num_train_epochs",
     # transformers 5.16 and before has only the second name, and version 6 will have only the first
     "activation_checkpointing": "--gradient_checkpointing",
     "activation_checkpointing_kwargs": "--gradient_checkpointing_kwargs",

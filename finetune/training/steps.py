@@ -283,18 +283,3 @@ def restore_rows(
         concatenate(prediction.predictions, pooling),
         *map(concatenate, (prediction.label_ids, prediction.inputs, prediction.losses)),
     )
-
-
-def refuse_options(
-    arguments: FinetuneArguments | ArgumentValues, has_one_class: bool, has_weights: bool
-) -> None:
-    """Raise a ``UserError`` for options that do not fit the task or the class weights."""
-    is_balanced = arguments.class_sampling == "balanced"
-    if is_balanced and has_weights:
-        raise UserError("--class_weights and --class_sampling balanced are mutually exclusive")
-    need_one_class = {
-        "--class_sampling balanced needs one class a row, or --class_weights balanced": is_balanced,
-        "--label_smoothing_factor needs one class a row": arguments.label_smoothing_factor > 0,
-    }
-    if not has_one_class and any(need_one_class.values()):
-        raise UserError(*(message for message, is_set in need_one_class.items() if is_set))

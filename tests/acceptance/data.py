@@ -141,19 +141,22 @@ def write_bert(directory: Path, *, dropout: float = 0.0, positions: int = 128) -
 
 def write_pretrained_bert(directory: Path) -> Path:
     """Write the BERT of :func:`write_bert` with norms like those of a trained model."""
-    import torch
-    from transformers import AutoModel, AutoTokenizer
+    return train_norms(write_bert(directory))
 
-    write_bert(directory)
+
+def train_norms(directory: Path) -> Path:
+    """Change the norms of a random base: it looks pretrained then, and a new head is fitted."""
+    import torch
+    from transformers import AutoModel
+
     model = AutoModel.from_pretrained(directory)
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "LayerNorm" in name:
+        for norm in norms:
+            for weight in (norm.weight, norm.bias):
                 weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
-    tokenizer = AutoTokenizer.from_pretrained(directory)
     model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
     return directory
 
 

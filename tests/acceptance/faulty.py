@@ -133,6 +133,8 @@ def act(place: str) -> None:
         elif action == "hold":
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(12)
+        elif action == "until ready":
+            wait_for_file()
         elif action == "pause":
             time.sleep(2.5)
         elif action == "remove":
@@ -153,6 +155,13 @@ def fill(disk: Path, free: int) -> None:
         while file.write(b"x" * 4096):
             pass
     os.truncate(disk / "filler", (disk / "filler").stat().st_size - free)
+
+
+def wait_for_file() -> None:
+    """Wait until the file `READY` exists."""
+    end = time.monotonic() + PATIENCE
+    while not Path(os.environ["READY"]).exists() and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def wait_for_signal() -> None:

@@ -74,6 +74,8 @@ def private_names(source: str) -> list[str]:
             names += [f"finetune.{node.attr}"]
         elif isinstance(node, ast.Call) and BY_NAME & {*ast.unparse(node.func).split(".")}:
             names += [str(value.value) for value in node.args if isinstance(value, ast.Constant)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # a script
+            names += re.findall(r"\b(?:from|import) (finetune\.\w+)", node.value)
     return [name for name in names if re.match(r"finetune\.(?!__)", name) and name not in PUBLIC]
 
 
@@ -102,11 +104,12 @@ def test_the_rows_of_a_test_are_read(source: str, ids: str, fast_ids: str) -> No
 
 
 def test_private_names_are_read() -> None:
-    """Submodules are found in imports, attributes and module names."""
+    """Submodules are found in imports, attributes, module names and scripts in strings."""
     public = "import finetune\nfrom finetune import Run\nfinetune.check\nrun(['-m', 'finetune.x'])"
-    assert private_names(public) == []
-    private = "import finetune.x;from finetune.x import y;from finetune import x;finetune.x.y"
-    for source in f"{private};import_module('finetune.x');mock.patch('finetune.x.y')".split(";"):
+    assert private_names(f"{public}\n'from finetune import Run'") == []
+    private = "import PACKAGE.x;from PACKAGE.x import y;from finetune import x;finetune.x.y"
+    private += ";import_module('finetune.x');mock.patch('finetune.x.y');'from PACKAGE.x import y'"
+    for source in private.replace("PACKAGE", "finetune").split(";"):
         assert len(private_names(source)) == 1, source
 
 

@@ -2,7 +2,11 @@
 and warm-up by rows and parameters (rows G5 and E3).
 """
 
-from collections.abc import Callable
+import functools
+import json
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +14,25 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image as Picture
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.metrics import accuracy_score, f1_score, log_loss, r2_score
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    BertTokenizer,
+    ViTImageProcessorPil,
+)
 
 import finetune
+from recipes.image import Image
 from recipes.text import Text
+from tests.acceptance import data
 from tests.acceptance.conftest import Finished, Trained, flags
+from tests.acceptance.test_training import FAULTY, assert_identical
+from tests.families import write as write_family
 
 #: A training that leaves the weights as they start, with enough epochs that all rows are encoded.
 STILL: dict[str, Any] = dict(learning_rate=1e-12, num_train_epochs=10, weight_decay=0.0)
@@ -171,6 +187,288 @@ def test_numbers_start_from_ridge_regression(
     predicted = ridge.predict(scaled(means, tested)) * deviation
     score = run.metrics.baseline["frozen encoder + ridge regression"]["r2"]
     assert score == pytest.approx(r2_score(labels(run, "test"), predicted), abs=1e-3)
+
+
+# ---- the start of every kind of head -------------------------------------------------------------
+
+
+@dataclass
+class Start:
+    """A trainer before its first step, and how to make the inputs of its head without it.
+
+    Attributes:
+        recipe: The recipe, whose labels are classes, or several of `labels` a row.
+        trainer: Its trainer; all training rows are encoded for the head.
+        base: The model without a head, whose last layer is called `layer`.
+        batches: The inputs of each training row, for the model alone; of windows, of each window.
+        targets: The labels of these rows.
+        has_bias: Whether the last layer has a bias.
+    """
+
+    recipe: Any
+    trainer: Any
+    base: Any
+    layer: str
+    batches: list[dict[str, Any]]
+    targets: list[Any]
+    has_bias: bool = True
+
+
+def start(recipe: Any, model: Path, **inputs: Any) -> Start:
+    """Return the start of a training of a recipe; `inputs` are attributes of :class:`Start`."""
+    options: dict[str, Any] = dict(num_train_epochs=10, report_to="none", output_dir="unused")
+    trainer = recipe.trainer(precision="fp32", disable_tqdm=True, **options)
+    kind = type(trainer.model)  # the class of the library
+    base = kind.from_pretrained(model, num_labels=len(recipe.labels)).eval()
+    inputs.setdefault("layer", "classifier")
+    inputs.setdefault("targets", recipe.splits["train"]["label"][:])
+    return Start(recipe, trainer, base, **inputs)
+
+
+def encoded(model: Path, *columns: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the tokenized texts of each row."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return [tokenizer(*texts, return_tensors="pt") for texts in zip(*columns, strict=True)]
+
+
+def write_clauses(path: Path) -> Path:
+    """Write rows of one clause, whose last word depends on the label, and of a place."""
+    draw = random.Random(0)
+    rows = []
+    for number in range(240):
+        label = ("bad", "good")[number % 3 == 0]
+        words = data.WORDS[label if draw.random() < 0.9 else "mixed"]
+        clause = f"the {draw.choice(data.SUBJECTS)} was {draw.choice(words)}"
+        rows.append([f"{draw.choice(data.PLACES)} {number}: {clause}", label])
+    return data.write_csv(path, ["text", "label"], rows)
+
+
+def a_head_without_bias(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
+    """GPT-2 reads the state of the last token."""
+    model = data.train_norms(write_family("gpt2", folder / "gpt2"))
+    path = write_clauses(folder / "rows.csv")
+    recipe = Text(dataset=str(path), model=str(model), max_length=64)
+    batches = encoded(model, recipe.splits["train"]["text"][:])
+    return start(recipe, model, layer="score", batches=batches, has_bias=False)
+
+
+def text_pairs(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
+    frame = pd.read_csv(reviews)
+    frame[["place", "text"]] = frame["text"].str.split(": ", expand=True)
+    frame.to_csv(folder / "pairs.csv", index=False)
+    options = dict(dataset=str(folder / "pairs.csv"), text_columns="place,text", max_length=64)
+    recipe = Text(model=str(pretrained_bert), **options)
+    frame = frame.iloc[recipe.splits["train"]["_row"][:]]
+    batches = encoded(pretrained_bert, frame["place"], frame["text"])
+    return start(recipe, pretrained_bert, batches=batches)
+
+
+def long_texts_in_windows(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
+    """Windows of 16 tokens, which overlap by 4; the last one is full and ends with the text."""
+    recipe = Text(
+        dataset=str(reviews), model=str(pretrained_bert), long_texts="windows", max_length=16
+    )
+    batches, targets = [], []
+    for text, label in zip(*(recipe.splits["train"][n][:] for n in ("text", "label")), strict=True):
+        (whole,) = encoded(pretrained_bert, [text])
+        (first, *ids), last = whole["input_ids"][0].tolist()[:-1], whole["input_ids"][0, -1].item()
+        starts = [*range(0, max(1, len(ids) - 4), 10)]
+        starts[-1] = max(0, len(ids) - 14)
+        for begin in starts:
+            window = torch.tensor([[first, *ids[begin : begin + 14], last]])
+            batches.append({"input_ids": window})
+            targets.append(label)
+    return start(recipe, pretrained_bert, batches=batches, targets=targets)
+
+
+def images(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
+    """Bright on the left or on the right: a training flips them, but not those for the head."""
+    for number in range(160):
+        pixels = np.random.default_rng(number).integers(0, 60, (8, 8, 3))
+        pixels[:4, :4] += 190 * (number % 2)
+        pixels[:4, 4:] += 190 * (1 - number % 2)
+        path = folder / "photos" / ("right", "left")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Picture.fromarray(pixels.astype(np.uint8)).save(path)
+    model = data.train_norms(data.write_vit(folder / "vit"))
+    recipe = Image(dataset=str(folder / "photos"), model=str(model))
+    processor = ViTImageProcessorPil.from_pretrained(model)
+    files = recipe.splits["train"]["file"][:]
+    batches = [
+        processor(Picture.open(folder / "photos" / file), return_tensors="pt") for file in files
+    ]
+    return start(recipe, model, batches=batches)
+
+
+def many_classes(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
+    """More than 200, of one word each, with one word of another class."""
+    names, draw = [f"w{number:03d}" for number in range(210)], random.Random(0)
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *names]
+    tokenizer = BertTokenizer(vocab={token: number for number, token in enumerate(tokens)})
+    sizes = dict(hidden_size=256, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1)
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=len(tokens), initializer_range=0.3, **sizes)
+    BertModel(config).save_pretrained(folder / "wide")
+    model = data.train_norms(folder / "wide")
+    tokenizer.save_pretrained(model)
+    rows = []
+    for number in range(5 * len(names)):
+        name = names[number % len(names)]
+        text = [name] * 3 + [draw.choice(names)] + [name] * (number // len(names))
+        rows.append([" ".join(text), name.upper()])
+    path = data.write_csv(folder / "rows.csv", ["text", "label"], rows)
+    options = dict(dataset=str(path), max_length=16, hidden_dropout=0.0, attention_dropout=0.0)
+    recipe = Text(model=str(model), **options)
+    return start(recipe, model, batches=encoded(model, recipe.splits["train"]["text"][:]))
+
+
+def many_labels(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
+    """15 words, of which a row has one to three; some are in few rows."""
+    names = [word for words in data.WORDS.values() for word in words]
+    draw = random.Random(0)
+    lines = []
+    for number in range(240):
+        labels = draw.sample(names, draw.randint(1, 3))
+        text = f"{number}: the food was {' and '.join(labels)}"
+        lines.append(json.dumps({"text": text, "label": labels}))
+    (folder / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    options = dict(dataset=str(folder / "rows.jsonl"), label_column="label", max_length=24)
+    recipe = Text(model=str(pretrained_bert), **options)
+    texts = recipe.splits["train"]["text"][:]
+    return start(recipe, pretrained_bert, batches=encoded(pretrained_bert, texts))
+
+
+STARTS = {
+    function.__name__.replace("_", " "): function
+    for function in (
+        *(a_head_without_bias, text_pairs, long_texts_in_windows),
+        *(images, many_classes, many_labels),
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def starts(
+    reviews: Path, pretrained_bert: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Start]:
+    """Return a function from a name in `STARTS` to its start, which is made once."""
+
+    @functools.cache
+    def make(name: str) -> Start:
+        return STARTS[name](tmp_path_factory.mktemp("start"), reviews, pretrained_bert)
+
+    return make
+
+
+def inputs_of_head(case: Start) -> np.ndarray:
+    """Return what the last layer reads of each row, from the library alone."""
+    inputs = []
+
+    def record(module: Any, arguments: Any) -> None:
+        inputs.append(arguments[0].reshape(-1, arguments[0].shape[-1])[-1].numpy())
+
+    hook = case.base.get_submodule(case.layer).register_forward_pre_hook(record)
+    for batch in case.batches:
+        with torch.inference_mode():
+            case.base(**batch)
+    hook.remove()
+    return np.array(inputs, dtype=np.float64)
+
+
+def best_correlation(features: np.ndarray, classes: Any, outputs: Any, *, has_bias: bool) -> float:
+    """Return the correlation of outputs with the decisions of the most similar regression; without
+    a bias, the cosine.
+    """
+    correlations = []
+    for strength in (1e-2, 1e-1, 1.0):
+        model = LogisticRegression(C=strength, tol=1e-8, max_iter=9000, fit_intercept=has_bias)
+        decisions = model.fit(features, classes).decision_function(features)
+        if has_bias:
+            correlations.append(np.corrcoef(decisions, outputs)[0, 1])
+        else:
+            lengths = np.linalg.norm(decisions) * np.linalg.norm(outputs)
+            correlations.append(decisions @ outputs / lengths)
+    return float(max(correlations))
+
+
+@pytest.mark.contract("G5")
+@pytest.mark.parametrize("name", STARTS)
+def test_every_kind_of_head_starts_from_a_linear_model(
+    name: str, starts: Callable[[str], Start]
+) -> None:
+    """It is scikit-learn's regression of the inputs of the head, up to the size of the outputs."""
+    case = starts(name)
+    layer = case.trainer.model.get_submodule(case.layer)
+    assert (layer.bias is not None) == case.has_bias
+    weight = layer.weight.detach().double().numpy()
+    bias = layer.bias.detach().double().numpy() if case.has_bias else 0.0
+    features = inputs_of_head(case)
+    outputs = features @ weight.T + bias
+    if case.has_bias:
+        features -= features.mean(axis=0)
+    features /= np.sqrt((features**2).mean())
+    (note,) = (note for note in case.recipe.notes if note.startswith("head: "))
+    assert f"regression of {len(features)} rows" in note
+    labels = len(case.recipe.labels)
+    if name == "many labels":
+        has = np.array([[label in row for label in range(labels)] for row in case.targets])
+        for number in range(labels):
+            one = has[:, number], outputs[:, number]
+            assert best_correlation(features, *one, has_bias=True) > 0.9999, number
+    elif name == "many classes":
+        alphas = np.logspace(-2, 5, 15)
+        one_hot = np.eye(labels)[case.targets]
+        ridge = RidgeCV(alphas).fit(features, one_hot / one_hot.std(axis=0))
+        expected = ridge.predict(features) * one_hot.std(axis=0)
+        pair = [values - values.mean(axis=0) for values in (expected, outputs)]
+        assert np.corrcoef(*map(np.ravel, pair))[0, 1] > 0.9999
+    else:
+        difference = outputs[:, 1] - outputs[:, 0]
+        pair = case.targets, difference
+        assert best_correlation(features, *pair, has_bias=case.has_bias) > 0.9999
+
+
+#: The scores of their notes are of windows, and of outputs before they are made smaller.
+DEFECTS = ("long texts in windows", "many labels")
+
+
+@pytest.mark.contract("G5")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.xfail(strict=True)] if name in DEFECTS else [])
+        for name in STARTS
+    ],
+)
+def test_the_note_has_the_score_of_the_model_that_starts(
+    name: str, starts: Callable[[str], Start]
+) -> None:
+    case = starts(name)
+    metric = "f1_micro" if name == "many labels" else "accuracy"
+    score = case.trainer.evaluate()[f"eval_{metric}"]
+    rows = len(case.recipe.splits["validation"])
+    (note,) = (note for note in case.recipe.notes if note.startswith("head: "))
+    assert f"{metric} {score:.4f} on {rows} validation rows" in note
+    assert score > 0.5
+
+
+@pytest.mark.contract("G5", "D5")
+def test_a_resume_keeps_a_head_that_was_fitted(
+    reviews: Path, pretrained_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that failed in step 31 ends with the weights of one that did not."""
+    options: dict[str, Any] = dict(dataset=str(reviews), model=str(pretrained_bert), max_length=64)
+    options |= dict(label_column="label", hidden_dropout=0.1, max_steps=60)
+    options |= dict(learning_rate=1e-4, save_steps=30, eval_steps=30)
+    runs = [tmp_path / "whole", tmp_path / "resumed"]
+    whole = finetune.train(str(FAULTY), output_dir=str(runs[0]), **options)
+    assert any("logistic regression of 96 rows" in note for note in whole.manifest.data.notes)
+    monkeypatch.setenv("FAULT", "step 31,raise")
+    with pytest.raises(ValueError, match="broken at step 31"):
+        finetune.train(str(FAULTY), output_dir=str(runs[1]), **options)
+    monkeypatch.delenv("FAULT")
+    finetune.train(str(FAULTY), output_dir=str(runs[1]), resume=True, **options)
+    assert_identical(runs[1], runs[0])
 
 
 # ---- unset rates, epochs and warm-up -------------------------------------------------------------

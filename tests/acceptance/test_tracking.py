@@ -74,6 +74,7 @@ def assert_tracked(tracker: str, path: Path) -> None:
         history = [(entry["step"], entry[name]) for entry in run.manifest.history if name in entry]
         assert len(history) > 2
         assert curves[name] == [(step, pytest.approx(value)) for step, value in history], name
+    assert run.headline == ["f1", "accuracy"]
     for name in run.headline:
         for suffix, end in (("", "value"), ("_low", "low"), ("_high", "high")):
             expected = pytest.approx(run.statistics.metrics[name][end])

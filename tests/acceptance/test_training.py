@@ -755,7 +755,9 @@ def assert_identical(run: Path, expected: Path) -> None:
     for split in ("validation", "test"):
         assert Run.load(run).metrics[split] == Run.load(expected).metrics[split]
     assert Run.load(run).predictions.equals(Run.load(expected).predictions)
-    last = [path for name in checkpoints(expected)[-1:] for path in (expected / name).iterdir()]
+    last = list((expected / checkpoints(expected)[-1]).iterdir())
+    assert {path.name for path in last} >= {"model.safetensors", "optimizer.pt", "scheduler.pt"}
+    assert [path for path in last if path.name.startswith("rng_state")]
     for path in [expected / "model.safetensors", *last]:
         other = run / path.relative_to(expected)
         if path.suffix == ".safetensors":

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.conftest import cli, flags, servers, shared_directory
+from tests.acceptance.conftest import cli, flags, pretrained_bert, servers, shared_directory
 from tests.acceptance.test_training import FAULTY, faulty, train, whole
 
-__all__ = ["cli", "faulty", "servers", "shared_directory", "train", "whole"]
+__all__ = ["cli", "faulty", "pretrained_bert", "servers", "shared_directory", "train", "whole"]
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """Test that a run that is killed again and again ends like an uninterrupted one."""
 
+import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import shutil
@@ -11,13 +13,16 @@ import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import xxhash
 
 from finetune import Run
 from finetune.runtime import hub
-from finetune.training import checkpoint
-from tests.acceptance.test_training import assert_identical
+from tests.acceptance.conftest import flags
+from tests.acceptance.data import write_reviews
+from tests.acceptance.test_training import assert_identical, checkpoints
 from tests.jobs import wait_until
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "without_report"), pytest.mark.faults]
@@ -25,13 +30,14 @@ TIMES = int(os.environ.get("FAULT_TIMES", "5"))
 PATIENCE = 120.0  # timeout in seconds of a run that hangs
 #: Modules that are imported once, in the process from which all others are forked.
 WARM = ["finetune.training.trainer", "finetune.cli.verbs", "finetune.pipeline.train", "datasets"]
-Start = Callable[[list[str], Path], BaseProcess]
+Start = Callable[..., BaseProcess]
 
 
-def work(words: list[str], log: str) -> None:
+def work(words: list[str], log: str, environment: dict[str, str]) -> None:
     """Run the command line in a forked process, with its output in a file."""
     from finetune import cli
 
+    os.environ |= environment
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -43,8 +49,8 @@ def start() -> Start:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(WARM)
 
-    def run(words: list[str], log: Path) -> BaseProcess:
-        process = context.Process(target=work, args=(words, str(log)))
+    def run(words: list[str], log: Path, environment: dict[str, str] | None = None) -> BaseProcess:
+        process = context.Process(target=work, args=(words, str(log), environment or {}))
         process.start()
         return process
 
@@ -89,32 +95,73 @@ def test_kills_within_50_ms_of_a_save(
     wait_until(lambda: ready.exists() or not process.is_alive())
     time.sleep(generator.uniform(0, 0.05))
     kill(process)
-    for path in checkpoint.list_checkpoints(run):
-        if (path / "checkpoint.json").exists():
-            assert checkpoint.problem(path) is None
+    saved = [name for name in checkpoints(run) if (run / name / "checkpoint.json").exists()]
+    assert {f"checkpoint-{earlier}" for earlier in range(3, step, 3)} <= set(saved)
+    for name in saved:
+        assert_whole(run / name)
     finish(start(typed, log), log)
     assert_identical(run, whole())
 
 
-def test_two_at_once_in_one_directory(
-    start: Start, words: list[str], whole: Callable[..., Path], tmp_path: Path
+def test_a_run_whose_head_was_fitted_is_killed(
+    start: Start, words: list[str], pretrained_bert: Path, tmp_path: Path
 ) -> None:
-    """Of two runs that start together one trains, and the other is refused; three times."""
-    for flags in ([], ["--resume"], ["--resume_from_checkpoint", "last"]):
-        run = tmp_path / "run"
-        typed = [*words, "--output_dir", str(run), *flags]
-        logs = [tmp_path / f"{len(flags)}{number}" for number in range(2)]
-        if flags == ["--resume_from_checkpoint", "last"]:
-            Run.load(run).update(status="running")
-            os.unlink(run / "metrics.json")
-        pair = [start(typed, log) for log in logs]
-        for process in pair:
-            process.join(PATIENCE)
-        said = "".join(log.read_text() for log in logs if log.exists())
-        assert sorted(process.exitcode or 0 for process in pair) in ([0, 2], [0, 0]), said
-        if any(process.exitcode for process in pair):
-            assert "a run is in progress there (process " in said
-        assert_identical(run, whole())
+    """It ends like an uninterrupted one."""
+    reviews = write_reviews(tmp_path / "reviews.csv")  # whose labels the head can predict
+    options: dict[str, Any] = dict(dataset=reviews, model=pretrained_bert, hidden_dropout=0.1)
+    options |= dict(label_column="label", max_length=64, learning_rate=1e-4, resume=True)
+    options |= dict(max_steps=60, save_steps=15, eval_steps=15)
+    typed = [words[0], *flags(**options), "--output_dir"]
+    run, log = tmp_path / "run", tmp_path / "log"
+    for step in (15, 30):
+        process = start([*typed, str(run)], log)
+        ready = run / f"checkpoint-{step}" / "checkpoint.json"
+        wait_until(lambda: ready.exists() or not process.is_alive())  # noqa: B023
+        assert process.is_alive(), log.read_text()
+        kill(process)
+    finish(start([*typed, str(run)], log), log)
+    finish(start([*typed, str(tmp_path / "whole")], log), log)
+    notes = Run.load(tmp_path / "whole").manifest.data.notes
+    assert any("head: logistic regression of " in note for note in notes)
+    assert_identical(run, tmp_path / "whole")
+
+
+def assert_whole(path: Path) -> None:
+    """Assert that a checkpoint has every file that it lists, each with its checksum."""
+    manifest = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
+    assert manifest["files"].keys() >= {"model.safetensors", "optimizer.pt", "rng_state.pth"}
+    for name, expected in manifest["files"].items():
+        content = (path / name).read_bytes()
+        checksum = xxhash.xxh3_128_hexdigest(content)
+        assert expected == {"bytes": len(content), "xxh3_128": checksum}, path / name
+
+
+@pytest.mark.parametrize("flags", ["", "--resume", "--resume_from_checkpoint last"])
+def test_two_at_once_in_one_directory(
+    start: Start, words: list[str], whole: Callable[..., Path], flags: str, tmp_path: Path
+) -> None:
+    """Of two runs that start together one trains, and the other is refused meanwhile."""
+    run, ready = tmp_path / "run", tmp_path / "ready"
+    if flags:  # it was killed after step 12
+        shutil.copytree(whole(), run)
+        Run.load(run).update(status="running")
+        (run / "metrics.json").unlink()
+        for name in ("checkpoint-15", "checkpoint-18"):
+            shutil.rmtree(run / name)
+    typed = [*words, "--output_dir", str(run), *flags.split()]
+    logs = [tmp_path / "first", tmp_path / "second"]
+    fault = {"FAULT": "start,until ready", "READY": str(ready)}
+    pair = [start(typed, log, fault) for log in logs]
+    ended = multiprocessing.connection.wait([process.sentinel for process in pair], PATIENCE)
+    ready.touch()
+    printed = "".join(log.read_text() for log in logs if log.exists())
+    assert len(ended) == 1, printed
+    for process in pair:
+        process.join(PATIENCE)
+    assert sorted(process.exitcode or 0 for process in pair) == [0, 2], printed
+    assert "a run is in progress there (process " in printed
+    assert_identical(run, whole())
+    assert [path.name for path in tmp_path.glob("run*")] == ["run"]
 
 
 @pytest.mark.processes

@@ -110,7 +110,7 @@ def assert_only_the_winner_was_tested(directory: Path, count: int) -> None:
     assert len(runs) == count
     complete = [t for t in finished.values() if t.state == TrialState.COMPLETE]
     best = min(complete, key=lambda trial: trial.value or 0.0)  # a loss
-    for run in runs:
+    for run, trial in zip(runs, finished.values(), strict=True):
         names = {path.name for path in run.path.iterdir()}
         tested = {"metrics.json", "predictions.parquet"} & names
         if run.path.name == f"trial-{best.number:03}":
@@ -120,7 +120,8 @@ def assert_only_the_winner_was_tested(directory: Path, count: int) -> None:
         else:
             assert not tested
             assert not checkpoints(run.path)
-            assert run.status in ("validated", "pruned")
+            is_pruned = trial.state == TrialState.PRUNED
+            assert run.status == ("pruned" if is_pruned else "validated")
     assert RunSet.load(directory).manifest.winner == f"trial-{best.number:03}"
 
 

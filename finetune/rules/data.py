@@ -1,0 +1,40 @@
+"""Rules about the source, its columns and its splits."""
+
+from finetune.rules.options import Mistakes, Options
+
+#: Options that exclude each other.
+_COLUMNS = (
+    ("group_column", "time_column"),
+    ("label_column", "label_columns"),
+    ("text_column", "text_columns"),
+)
+
+
+def _refuse_unread_dataset(options: Options) -> Mistakes:
+    if options.dataset and "load" in options.overridden and "dataset" not in options.overridden:
+        yield (
+            f"--dataset {options.dataset}: the recipe loads its own data; if its load() reads "
+            "self.dataset, declare `dataset: str = ...` in the class"
+        )
+
+
+def _require_columns(options: Options) -> Mistakes:
+    for name, other in _COLUMNS:
+        other_value = getattr(options, other)
+        if name in options.typed and other_value is not None:
+            flags = f"--{name} {options.typed[name]} and --{other} {other_value}"
+            yield f"{flags}: set only one of the two"
+    if options.time_format and not options.time_column:
+        yield f"--time_format {options.time_format}: needs --time_column NAME"
+
+
+def _refuse_windows_of_several_texts(options: Options) -> Mistakes:
+    if options.text_columns and options.long_texts == "windows":
+        yield "--long_texts windows: needs a single --text_column, not --text_columns"
+
+
+RULES = (
+    _refuse_unread_dataset,
+    _require_columns,
+    _refuse_windows_of_several_texts,
+)

@@ -1,0 +1,20 @@
+"""Rules about labels, their loss and metrics."""
+
+from finetune.data.comma_list import split_values
+from finetune.rules.options import Mistakes, Options
+
+
+def _refuse_repeated_class(options: Options) -> Mistakes:
+    order = split_values(options.label_order or "")
+    if len(set(order)) < len(order):
+        yield f"--label_order {options.label_order}: expected each class once"
+
+
+def _refuse_unused(options: Options) -> Mistakes:
+    if options.metrics and "compute_metrics" in options.overridden:
+        yield f"--metrics {options.metrics}: the recipe overrides compute_metrics()"
+    if options.loss_function and "loss" in options.overridden:
+        yield f"--loss_function {options.loss_function}: the recipe overrides loss()"
+
+
+RULES = (_refuse_repeated_class, _refuse_unused)

@@ -1,0 +1,28 @@
+"""Rules about options that do not fit the task, a :class:`~finetune.tasks.base.Task`."""
+
+from typing import Any
+
+from finetune.rules.options import Mistakes, Options
+
+
+def _require_classes_to_weight(options: Options, task: Any) -> Mistakes:
+    spec = options.class_weights
+    if spec == "none":
+        return
+    if not task.has_probabilities:
+        yield f"--class_weights {spec}: the task {task.name} has no classes"
+    elif task.label_kind == "labels" and "loss" in options.overridden:
+        yield f"--class_weights {spec}: apply multi-label weights in your loss()"
+
+
+def _require_one_class(options: Options, task: Any) -> Mistakes:
+    is_balanced = options.class_sampling == "balanced"
+    if is_balanced and options.class_weights != "none":
+        yield "--class_weights and --class_sampling balanced are mutually exclusive"
+    elif is_balanced and not task.has_one_class:
+        yield "--class_sampling balanced needs one class a row, or --class_weights balanced"
+    if options.label_smoothing_factor and not task.has_one_class:
+        yield "--label_smoothing_factor needs one class a row"
+
+
+RULES = (_require_classes_to_weight, _require_one_class)
