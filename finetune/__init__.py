@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from finetune.pipeline.report import Comparison, Report, compare, report
     from finetune.pipeline.train import launch, train
     from finetune.recipe import ImageRecipe, Recipe, TextRecipe, option
+    from finetune.recipe.run import Run
     from finetune.recipe.scoring import Scoring
-    from finetune.runs.run import Run
     from finetune.search.repeat import repeat
     from finetune.search.run_set import RunSet
     from finetune.serving.app import create_app
@@ -57,7 +57,7 @@ _MODULES = {
     "pipeline.train": "launch train",
     "recipe": "ImageClassification ImageRecipe Recipe TextClassification TextRecipe option",
     "recipe.scoring": "Scoring",
-    "runs.run": "Run",
+    "recipe.run": "Run",
     "search.repeat": "repeat",
     "search.run_set": "RunSet",
     "serving.app": "create_app",

@@ -139,9 +139,9 @@ MUTATIONS = (
     ),
     Mutation(
         "predict --calibrated does not apply the temperature",
-        "finetune/predicting/predictor.py",
-        "float(run.manifest.temperature or 1.0) if options.calibrated else 1.0",
-        "1.0",
+        "finetune/predicting/request.py",
+        "if self.options.calibrated:",
+        "if False:",
         ("E4",),
     ),
     Mutation(
@@ -153,7 +153,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a resume with another seed is accepted in silence",
-        "finetune/pipeline/resumption.py",
+        "finetune/pipeline/description.py",
         '    "grace_seconds",',
         '    *("grace_seconds", "seed"),',
         ("D6",),
@@ -195,14 +195,14 @@ MUTATIONS = (
     ),
     Mutation(
         "the lock of a run directory is a file that nobody locks",
-        "finetune/runtime/files.py",
-        "        file_lock = FileLock(path, thread_local=False)",
-        '        file_lock = FileLock(f"{path}{os.getpid()}", thread_local=False)',
+        "finetune/runs/directory.py",
+        "            file_lock = FileLock(path, thread_local=False)",
+        '            file_lock = FileLock(f"{path}{os.getpid()}", thread_local=False)',
         ("D7",),
     ),
     Mutation(
         "the checksums of a checkpoint are not compared",
-        "finetune/training/checkpoint.py",
+        "finetune/runs/checkpoints.py",
         "if present.get(name) != saved.get(name):",
         'if present.get(name, {}).get("bytes") != saved.get(name, {}).get("bytes"):',
         ("D5",),
@@ -321,9 +321,9 @@ MUTATIONS = (
     ),
     Mutation(
         "an existing run is written over instead of moved aside",
-        "finetune/training/checkpoint.py",
-        "    if not moves_aside or not _content(directory):",
-        "    if not moves_aside or not _content(directory) or directory.exists():",
+        "finetune/runs/directory.py",
+        "    if not _list_files(directory):",
+        "    if not _list_files(directory) or directory.exists():",
         ("A9",),
     ),
     Mutation(

@@ -92,8 +92,8 @@ def print_parts(*parts: Table | str) -> None:
         print_columns(header, rows)
 
 
-def import_libraries(name: str) -> None:
-    """Import a module, and silence the messages of the libraries.
+def import_libraries(*names: str) -> None:
+    """Import modules, and silence the messages of the libraries.
 
     Garbage collection is paused, which saves nearly a third of the time, and later skips all that
     was imported: do not call this in a notebook. ``--log_level info`` shows the messages again.
@@ -102,7 +102,8 @@ def import_libraries(name: str) -> None:
     import datasets
     import transformers
 
-    importlib.import_module(name)
+    for name in names:
+        importlib.import_module(name)
     gc.freeze()
     gc.enable()
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]

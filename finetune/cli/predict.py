@@ -11,7 +11,7 @@ from finetune.cli.parser import RUN, Parser
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import throttle
 from finetune.predicting import READING, Options
-from finetune.runs.run import Run
+from finetune.recipe.run import Run
 from finetune.runtime import distributed, hub
 
 _FLAGS = {
@@ -68,7 +68,7 @@ def predict(words: Sequence[str]) -> int:
         raise UserError("--text: --output, --resume and several processes need INPUT")
     run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
     hub.go_offline({})  # the run has everything that predict needs
-    console.import_libraries("finetune.predicting.request")
+    console.import_libraries("finetune.pipeline.predict", "finetune.models.pretrained")
     from finetune.pipeline import predict as pipeline
 
     if typed.text:

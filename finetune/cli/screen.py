@@ -7,7 +7,8 @@ import torch
 from finetune.cli import console
 from finetune.data import sources, targets
 from finetune.errors import counted
-from finetune.pipeline import events, results
+from finetune.pipeline import events
+from finetune.pipeline.description import parallel_mode, precision
 from finetune.recipe import TextRecipe, catalog
 from finetune.reporting import tables
 from finetune.runtime import distributed
@@ -65,7 +66,7 @@ def _print_start(event: events.Started) -> None:
         "model": model,
         "device": _device(arguments, settings.command),
         "batch": _batch_sizes(arguments),
-        "precision": results.precision(arguments),
+        "precision": precision(arguments),
         "steps": f"{event.steps:,} ({_length(arguments)}), "
         f"learning rate {arguments.learning_rate:g}",
         "embedded": ", ".join(f"{name}={value}" for name, value in settings.overrides.items()),
@@ -107,7 +108,7 @@ def _print_end(event: events.Finished) -> None:
 def _device(arguments: FinetuneArguments, command: str) -> list[str]:
     device = distributed.device(arguments.use_cpu)
     name = torch.cuda.get_device_name() if device.type == "cuda" else device.type
-    line = f"{name}, {results.parallel_mode(arguments)}, {counted(arguments.world_size, 'process')}"
+    line = f"{name}, {parallel_mode(arguments)}, {counted(arguments.world_size, 'process')}"
     if distributed.machines() > 1:
         line += f" on {distributed.machines()} machines"
     if device.type == "cpu":

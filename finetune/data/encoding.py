@@ -187,6 +187,12 @@ def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return columns
 
 
+def to_rows(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return columns, as :class:`Encoder` returns them, as rows."""
+    values = zip(*columns.values(), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in values]
+
+
 class Windows:
     """Cuts texts into overlapping windows of ``encoder.max_length`` tokens.
 

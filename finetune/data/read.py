@@ -35,7 +35,7 @@ from finetune.data.read_text import ROWS_AT_ONCE, ReadOptions, Record
 from finetune.data.stored_files import refuse_pointer
 from finetune.errors import UserError, suggestion
 from finetune.runtime import activity, formats
-from finetune.runtime.files import replacing
+from finetune.runtime.files import hash_file, replacing
 
 #: Part of the name of a cached copy: increase it when the same file should yield other rows.
 _VERSION = 8
@@ -103,9 +103,7 @@ def read_file(path: Path, options: ReadOptions) -> FileRows:
             return _open_copy(path, link)
         with path.open("rb") as file:
             refuse_pointer(file.read(64), str(path))
-            file.seek(0)
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        copy = _copy_of((path.name, digest), options)
+        copy = _copy_of((path.name, hash_file(path)), options)
         try:
             rows = _open_copy(path, copy)
         except (pa.ArrowException, OSError):

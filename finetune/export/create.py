@@ -22,15 +22,17 @@ from finetune.data.targets import values
 from finetune.data.tokenize import read_by_model
 from finetune.errors import RunError, UserError
 from finetune.export import FOLDER
-from finetune.export.engines import Session
-from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export, Facts, sha256
-from finetune.export.module import TorchSession, facts_of
+from finetune.export.engines import OnnxSession
+from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export, Facts
+from finetune.export.module import facts_of
 from finetune.export.quantization import quantize_weights
-from finetune.export.text import TextEncoder
+from finetune.export.text import TextInference
 from finetune.export.verification import Verification
 from finetune.models.families import NOT_EXPORTED
-from finetune.runs.run import Run
+from finetune.predicting.model import TorchSession
+from finetune.recipe.run import Run
 from finetune.runtime import hub
+from finetune.runtime.files import hash_file
 from finetune.runtime.importing import require_packages
 
 _MAX_ROWS = 1000  # validation rows of the check
@@ -96,24 +98,22 @@ def export(
         _write_model(model, facts, directory / MODEL)
         _write_tokenizer(recipe.processing_class(), facts, directory / TOKENIZER)
         facts = _write_facts(directory, facts)
-        encoder = TextEncoder(recipe.processing_class(), facts)
-        session = TorchSession(model)
-        rows = Verification(run, texts, labels, facts, lambda rows: encoder.logits(rows, session))
-        check = rows.check(directory, facts)
-        differs = check["changed"] or not check["largest_difference"] <= _MAX_DIFFERENCE
-        if differs or _depends_on_neighbours(check):
+        reference = TextInference(recipe.processing_class(), facts, TorchSession(model))
+        rows = Verification(run, texts, labels, facts, reference)
+        check, _ = rows.check(directory, facts)
+        if _differs(check) or _differs(check["neighbours"]):
             raise RunError(f"{run.path}: the export does not answer as the run: {_listed(check)}")
         facts = _write_facts(directory, facts, check=check | _measure(directory, facts))
         if quantize:
             quantize_weights(directory / MODEL)
             facts = _write_facts(directory, facts)
-            check = rows.check(directory, facts)
-            if _depends_on_neighbours(check):
+            check, outputs = rows.check(directory, facts)
+            if _differs(check["neighbours"]):
                 raise RunError(f"{run.path}: --quantize {quantize}: {_listed(check)}")
             if check["changed"] > _MAX_CHANGED_SHARE * check["rows"] and not accept_changes:
                 hint = "add --accept_changes, or export without --quantize"
                 raise UserError(f"--quantize {quantize}: {_listed(check)}; {hint}")
-            check |= rows.scores(directory, facts)
+            check |= rows.scores(outputs)
             check |= {"weights": quantize} | _measure(directory, facts)
             _write_facts(directory, facts, quantized=check)
     return Export.load(target)
@@ -129,9 +129,8 @@ def _validation_rows(run: Run, recipe: Any) -> tuple[list[Any], np.ndarray]:
     return texts, run.kind.targets(values(rows))
 
 
-def _depends_on_neighbours(check: dict[str, Any]) -> bool:
-    neighbours = check["neighbours"]
-    return bool(neighbours["changed"] or not neighbours["largest_difference"] <= _MAX_DIFFERENCE)
+def _differs(check: dict[str, Any]) -> bool:
+    return bool(check["changed"] or not check["largest_difference"] <= _MAX_DIFFERENCE)
 
 
 def _listed(check: dict[str, Any]) -> str:
@@ -158,7 +157,7 @@ def _renamed_at_the_end(target: Path) -> Iterator[Path]:
 
 
 def _write_facts(directory: Path, facts: Facts, **changes: Any) -> Facts:
-    files = {name: sha256(directory / name) for name in (MODEL, TOKENIZER)}
+    files = {name: hash_file(directory / name) for name in (MODEL, TOKENIZER)}
     facts = replace(facts, files=files, **changes)
     facts = replace(facts, sha256=facts.digest())
     facts.write(directory)
@@ -235,7 +234,7 @@ def _write_tokenizer(source: Any, facts: Facts, path: Path) -> None:
 
 def _measure(directory: Path, facts: Facts) -> dict[str, Any]:
     """Return the size of the model, and the median milliseconds for a row of 32 tokens."""
-    session = Session(directory / MODEL, "onnxruntime", bf16=False)
+    session = OnnxSession(directory, facts)
     tokens = np.ones((1, min(32, facts.encoding["max_length"])), np.int64)
     row = {name: tokens * (name != "token_type_ids") for name in facts.inputs}
     if end := facts.encoding["eos_token"]:  # BART and T5 read the text there

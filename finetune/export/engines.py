@@ -11,46 +11,62 @@ import numpy as np
 from joblib import cpu_count
 
 from finetune.errors import RunError, UserError
-from finetune.export.text import Inputs
+from finetune.export.files import MODEL, Facts
+from finetune.predicting.inference import Batch, Session
 
 
-class Session:
-    """A model, loaded by an engine. Several threads may call it at once.
+class OnnxSession(Session):
+    """The model of an export, loaded by an engine. Several threads may call it at once.
 
     Args:
-        path: The file ``model.onnx``.
+        directory: That of the export.
+        facts: Those of the export.
         engine: ``onnxruntime`` or ``openvino``.
-        threads: For one call; None for ``OMP_NUM_THREADS``, or else all cores of this process.
-        streams: How many calls OpenVINO computes at once.
+        workers: How many calls are computed at once, each on one core; 0 for one call at a time on
+            ``OMP_NUM_THREADS``, or else all cores of this process.
         bf16: Whether OpenVINO may compute in bf16 where the processor has it.
+
+    Attributes:
+        inputs: The names of the inputs of the model.
 
     Raises:
         UserError: If the engine cannot load the model.
     """
 
     def __init__(
-        self, path: Path, engine: str, threads: int | None = None, streams: int = 1, *, bf16: bool
+        self,
+        directory: Path,
+        facts: Facts,
+        engine: str = "onnxruntime",
+        workers: int = 0,
+        *,
+        bf16: bool = False,
     ) -> None:
-        variable = os.environ.get("OMP_NUM_THREADS", "")
-        threads = threads or (int(variable) if variable.isdecimal() else 0) or int(cpu_count())
+        path = directory / MODEL
+        threads = 1
+        if not workers:
+            variable = os.environ.get("OMP_NUM_THREADS", "")
+            threads = (int(variable) if variable.isdecimal() else 0) or int(cpu_count())
         try:
             if engine == "onnxruntime":
                 self._run = _onnxruntime(path, threads)
             else:
-                self._run = _openvino(path, threads, streams, bf16)
+                self._run = _openvino(path, threads, max(1, workers), bf16)
         except _errors(engine) as error:
             reason = str(error).partition("\n")[0]
             raise UserError(f"{path}: {engine} cannot load it: {reason}") from error
+        self.inputs = facts.inputs
         self._engine = engine
 
-    def __call__(self, inputs: Inputs) -> np.ndarray:
+    def __call__(self, batch: Batch) -> np.ndarray:
         """Return the logits of a batch, float32, shape ``(rows, outputs)``."""
+        inputs = {name: np.asarray(batch[name]) for name in self.inputs}
         try:
             logits = np.asarray(self._run(inputs), np.float32)
         except _errors(self._engine) as error:
             reason = str(error).partition("\n")[0]
             raise RunError(f"{self._engine} cannot compute this model: {reason}") from error
-        return logits.reshape(len(next(iter(inputs.values()))), -1)
+        return logits.reshape(len(logits), -1)
 
 
 def _errors(engine: str) -> tuple[type[Exception], ...]:
@@ -86,7 +102,7 @@ def _openvino(path: Path, threads: int, streams: int, bf16: bool) -> Any:
     model = core.compile_model(str(path), "CPU", settings)
     requests = threading.local()  # a request computes one batch at a time
 
-    def run(inputs: Inputs) -> Any:
+    def run(inputs: dict[str, np.ndarray]) -> Any:
         if not hasattr(requests, "of_thread"):
             requests.of_thread = model.create_infer_request()
         return requests.of_thread.infer(inputs)["logits"].copy()

@@ -6,6 +6,7 @@ It is read without torch and transformers. Each file is compared with its digest
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,9 +14,9 @@ from typing import Any, Self
 
 from finetune.errors import UserError
 from finetune.export import FOLDER
-from finetune.runtime.files import to_json
+from finetune.runs.records import Record
+from finetune.runtime.files import hash_file, to_json_values
 from finetune.tasks.decoding import Function
-from finetune.training.record import SCHEMA, Record
 
 MODEL, TOKENIZER, EXPORT = "model.onnx", "tokenizer.json", "export.json"
 
@@ -40,12 +41,11 @@ class Facts(Record):
     check: dict[str, Any] = field(default_factory=dict)  # on validation rows of the run
     quantized: dict[str, Any] | None = None  # the same for ``--quantize``, with scores
     sha256: str = ""  # of the other facts, see :meth:`digest`
-    schema: int = SCHEMA
 
     def digest(self) -> str:
         """Return the sha256 of all other facts, in the order of their names."""
         facts = {name: value for name, value in asdict(self).items() if name != "sha256"}
-        return _digest([to_json(facts, sort_keys=True)])
+        return _digest([json.dumps(to_json_values(facts), sort_keys=True)])
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Export:
             raise UserError(f"{directory / EXPORT} has changed since the export: {hint}")
         for name in (MODEL, TOKENIZER):
             file = directory / name
-            if not file.is_file() or sha256(file) != facts.files.get(name):
+            if not file.is_file() or hash_file(file) != facts.files.get(name):
                 state = "has changed since the export" if file.is_file() else "is missing"
                 raise UserError(f"{file} {state}: copy the directory again, or make it again")
         return cls(directory, facts)
@@ -105,13 +105,7 @@ class Export:
 def digest_of_model(run: Path) -> str:
     """Return the sha256 that identifies weights, labels and tokenizer in a run."""
     files = [*sorted(run.glob("*.safetensors")), run / "config.json", run / TOKENIZER]
-    return _digest(sha256(file) for file in files if file.exists())
-
-
-def sha256(path: Path) -> str:
-    """Return the sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return _digest(hash_file(file) for file in files if file.exists())
 
 
 def _digest(texts: Iterable[str]) -> str:

@@ -1,24 +1,18 @@
-"""Between torch and engines: a run as a session, and the session of an export as a module."""
+"""Between runs and engines: the facts of a run, and the session of an export as a module."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from finetune.errors import UserError
 from finetune.export import require_engine
-from finetune.export.engines import Session
-from finetune.export.files import MODEL, Export, Facts, digest_of_model
-from finetune.export.text import Inputs
-from finetune.models import cpu
+from finetune.export.engines import OnnxSession
+from finetune.export.files import Export, Facts, digest_of_model
 from finetune.predicting import Options
 from finetune.recipe import TextRecipe
-from finetune.runs.run import Run
-from finetune.runtime import distributed
+from finetune.recipe.run import Run
 
 
 def facts_of(run: Run, recipe: Any) -> Facts:
@@ -49,34 +43,12 @@ def facts_of(run: Run, recipe: Any) -> Facts:
     )
 
 
-class TorchSession:
-    """The model of a run, called as the session of an engine, in fp32."""
-
-    def __init__(self, model: torch.nn.Module, *, kernels: str = "off") -> None:
-        self._device = distributed.device()
-        if kernels == "auto" and self._device.type == "cpu":
-            cpu.for_inference(model, bf16=False)
-        self._model = model.to(self._device)
-        self._names = inspect.signature(model.forward).parameters
-
-    def __call__(self, inputs: Inputs) -> np.ndarray:
-        """Return the logits of a batch, float32, shape ``(rows, outputs)``."""
-        batch = {}
-        with torch.inference_mode():
-            for name, values in inputs.items():
-                if name in self._names:
-                    batch[name] = torch.from_numpy(values).to(self._device)
-            logits: torch.Tensor = self._model(**batch)["logits"]
-        return logits.reshape(len(logits), -1).cpu().numpy()
-
-
 class SessionModule(torch.nn.Module):
     """A model whose logits an engine computes; it has no weights."""
 
-    def __init__(self, session: Session, inputs: list[str]) -> None:
+    def __init__(self, session: OnnxSession) -> None:
         super().__init__()
         self._session = session
-        self._inputs = inputs
 
     def forward(
         self,
@@ -85,16 +57,17 @@ class SessionModule(torch.nn.Module):
         token_type_ids: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         """Return ``{"logits": ...}``, float32, shape ``(rows, outputs)``."""
-        tensors: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
-        tensors["token_type_ids"] = token_type_ids
-        logits = self._session({name: tensors[name].cpu().numpy() for name in self._inputs})
+        tensors: dict[str, Any] = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+        }
+        logits = self._session({name: tensors[name].cpu() for name in self._session.inputs})
         return {"logits": torch.from_numpy(logits).to(input_ids.device)}
 
 
-def model_loader(
-    run: Run, options: Options, workers: int = 0
-) -> Callable[..., SessionModule] | None:
-    """Return a ``load_model`` for the export of a run; None for torch.
+def engine_session(run: Run, options: Options, workers: int = 0) -> OnnxSession | None:
+    """Return the export of a run, loaded by the engine that options name; None for torch.
 
     With ``workers``, as many threads compute batches at once, each on one core.
 
@@ -109,6 +82,4 @@ def model_loader(
         if (typed := getattr(options, name)) not in (None, value):
             raise UserError(f"--{name} {typed}: --engine {engine} expects {value}")
     export = Export.of_run(run.path, engine)
-    threads, streams = (1, workers) if workers else (None, 1)
-    session = Session(export.path / MODEL, engine, threads, streams, bf16=False)
-    return lambda *_: SessionModule(session, export.facts.inputs)
+    return OnnxSession(export.path, export.facts, engine, workers)

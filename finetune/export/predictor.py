@@ -13,12 +13,13 @@ import pandas as pd
 
 from finetune.errors import UserError, suggestion
 from finetune.export import require_engine
-from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export
+from finetune.export.files import EXPORT, Export
+from finetune.predicting.inference import Inference
+from finetune.runs.records import Manifest
 from finetune.tasks import decoding
-from finetune.training.record import MANIFEST
 
 if TYPE_CHECKING:
-    from finetune.runs.run import Run
+    from finetune.recipe.run import Run
 
 
 class Predictor:
@@ -54,7 +55,7 @@ class Predictor:
     ) -> None:
         path = source if isinstance(source, str | Path) else source.path
         self._path = Path(path).expanduser()
-        is_export = (self._path / EXPORT).exists() or not (self._path / MANIFEST).exists()
+        is_export = (self._path / EXPORT).exists() or not Manifest.exists_in(self._path)
         self.engine = engine or ("onnxruntime" if is_export else "torch")
         require_engine(self.engine)
         self._trust_recipe = trust_recipe
@@ -62,7 +63,7 @@ class Predictor:
             if is_export:
                 raise UserError(f"--engine torch: {self._path} is an export; expected its run")
             from finetune.export.module import facts_of
-            from finetune.runs.run import Run
+            from finetune.recipe.run import Run
 
             self._run = Run.load(self._path, trust_recipe=trust_recipe)
             if self._run.unfinished:
@@ -100,14 +101,11 @@ class Predictor:
             UserError: If the batch is not what the model reads.
         """
         rows = self._rows(batch)
-        numbers = [number for number, row in enumerate(rows) if None not in row]
-        logits = self.logits([rows[n] if self.columns > 1 else rows[n][0] for n in numbers])
+        numbers = [number for number, row in enumerate(rows) if row is not None]
+        logits = self.logits([rows[number] for number in numbers])
         columns = decoding.predicted(
             logits, self.labels, self.facts.function, all_labels=all_probabilities
         )
-        for name, values in columns.items():
-            if isinstance(values, np.ndarray):  # as float32: 0.9812, not 0.9811999797821045
-                columns[name] = values.astype(np.float32).astype(str).astype(np.float64)
         frame = pd.DataFrame(columns, numbers).reindex(range(len(rows)))
         if isinstance(batch, pd.DataFrame):
             return frame.set_index(batch.index)
@@ -115,50 +113,54 @@ class Predictor:
 
     def logits(self, texts: Sequence[Any]) -> np.ndarray:
         """Return the logits of texts, or of tuples of texts: float32, shape ``(rows, outputs)``."""
-        encoder, session = self._loaded
-        return np.asarray(encoder.logits(texts, session))
+        return self._inference(texts)
 
     @functools.cached_property
-    def _loaded(self) -> tuple[Any, Any]:
-        """What tokenizes texts, and what computes logits."""
-        from finetune.export.text import FastTokenizer, TextEncoder
+    def _inference(self) -> Inference:
+        """The loaded model."""
+        from finetune.export.text import FastTokenizer, TextInference
 
         if self.engine == "torch":
-            from finetune.export.module import TorchSession
+            from finetune.predicting.model import TorchSession
 
             model = self._recipe.load_model(self._run.path, self.labels).eval()
             kernels = self._run.manifest.arguments.get("cpu_kernels", "auto")
-            encoder = TextEncoder(self._recipe.processing_class(), self.facts)
-            return encoder, TorchSession(model, kernels=kernels)
-        from finetune.export.engines import Session
+            tokenizer = self._recipe.processing_class()
+            return TextInference(tokenizer, self.facts, TorchSession(model, cpu_kernels=kernels))
+        from finetune.export.engines import OnnxSession
 
         path = self._export.path
-        session = Session(path / MODEL, self.engine, bf16=self.facts.function is not None)
-        return TextEncoder(FastTokenizer(path / TOKENIZER, self.facts), self.facts), session
+        session = OnnxSession(path, self.facts, self.engine, bf16=self.facts.function is not None)
+        return TextInference(FastTokenizer(path, self.facts), self.facts, session)
 
-    def _rows(self, batch: Any) -> list[tuple[str | None, ...]]:
-        """Return the texts of each row, None where one is missing."""
+    def _rows(self, batch: Any) -> list[Any]:
+        """Return the text, or the tuple of texts, of each row; None where one is missing."""
         if batch is None or isinstance(batch, str | bytes):
             raise UserError(f"expected a list of rows, found {batch!r:.60}: put it into a list")
         if isinstance(batch, Mapping) or hasattr(batch, "columns"):
-            available = list(map(str, getattr(batch, "columns", batch)))
-            for name in self._names:
-                if available.count(name) > 1:
-                    raise UserError(f"the data has two columns named '{name}': rename one")
-                if name not in available:
-                    hint = f"{suggestion(name, available)} (available: {', '.join(available)})"
-                    raise UserError(f"the data has no column '{name}'{hint}")
-            rows = list(zip(*(list(batch[name]) for name in self._names), strict=True))
-        else:
-            rows = [row if isinstance(row, tuple) else (row,) for row in batch]
-        for number, row in enumerate(rows, 1):
-            if len(row) != self.columns:
+            self._check_columns(list(map(str, getattr(batch, "columns", batch))))
+            columns = [list(batch[name]) for name in self._names]
+            batch = zip(*columns, strict=True)
+        rows: list[Any] = []
+        for number, row in enumerate(batch, 1):
+            values = row if isinstance(row, tuple) else (row,)
+            if len(values) != self.columns:
                 expected = f"expected {self.columns} texts ({', '.join(self._names)})"
-                raise UserError(f"the data, row {number}: {expected}, found {len(row)}")
-        texts = []
-        for number, row in enumerate(rows, 1):
-            texts.append(tuple(_text(value, number) for value in row))
-        return texts
+                raise UserError(f"the data, row {number}: {expected}, found {len(values)}")
+            texts = tuple(_text(value, number) for value in values)
+            if None in texts:
+                rows.append(None)
+            else:
+                rows.append(texts if self.columns > 1 else texts[0])
+        return rows
+
+    def _check_columns(self, available: list[str]) -> None:
+        for name in self._names:
+            if available.count(name) > 1:
+                raise UserError(f"the data has two columns named '{name}': rename one")
+            if name not in available:
+                hint = f"{suggestion(name, available)} (available: {', '.join(available)})"
+                raise UserError(f"the data has no column '{name}'{hint}")
 
 
 def _text(value: Any, number: int) -> str | None:

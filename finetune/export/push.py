@@ -20,7 +20,7 @@ from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-d
 from finetune.errors import RunError, UserError
 from finetune.export import FOLDER
 from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export
-from finetune.runs.run import Run
+from finetune.recipe.run import Run
 from finetune.runtime import hub
 
 _CARD = "README.md"

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from finetune.data.encoding import Columns, Encoder, Windows, pooled
-from finetune.export.files import Facts
+from finetune.data.encoding import Encoder, Windows, to_rows
+from finetune.export.files import TOKENIZER, Facts
+from finetune.predicting.inference import Batch, Encoded, Inference, Session
 
-_ROWS, _TOKENS = 32, 8192  # of a batch, at most
-Inputs = dict[str, np.ndarray]  # int64, shape (rows, tokens)
 _NAMES = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
 
 
 class FastTokenizer:
     """What an :class:`Encoder` uses of a fast tokenizer of transformers."""
 
-    def __init__(self, path: Path, facts: Facts) -> None:
-        self._tokenizer = Tokenizer.from_file(str(path))
+    def __init__(self, directory: Path, facts: Facts) -> None:
+        self._tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
         # the file has both for others, who take whole batches from it
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -59,64 +58,51 @@ class FastTokenizer:
         return columns
 
 
-class TextEncoder:
-    """Tokenizes, truncates or cuts, and pads texts as facts say; of a run, with its tokenizer."""
+class TextInference(Inference):
+    """Predicts texts, which are tokenized, truncated or cut, and padded as facts say.
 
-    def __init__(self, tokenizer: Any, facts: Facts) -> None:
+    Args:
+        tokenizer: That of a run, or a :class:`FastTokenizer`.
+        facts: Those of the export.
+        session: Computes batches.
+        min_tokens: Shorter texts are padded to it.
+    """
+
+    def __init__(self, tokenizer: Any, facts: Facts, session: Session, min_tokens: int = 0) -> None:
         encoding = facts.encoding
-        columns = len(encoding["columns"])
-        self._encoder = Encoder(tokenizer, encoding["max_length"], columns)
-        is_cut = encoding["long_texts"] == "cut"
-        self._windows = None if is_cut else Windows(self._encoder, encoding["stride"])
-        self._padding, self._pooling = facts.padding, encoding["pooling"]
-        self._inputs, self._width = facts.inputs, max(1, len(facts.labels))
+        self._encoder = Encoder(tokenizer, encoding["max_length"], len(encoding["columns"]))
+        self._encoding = encoding
+        self._padding, self._min_tokens = facts.padding, min_tokens
+        self._inputs = [name for name in facts.inputs if name in session.inputs]
+        self.session = session
+        self.width = max(1, len(facts.labels))
+        self.pooling = encoding["pooling"]
 
-    def rows(self, texts: Sequence[Any]) -> tuple[list[Columns], np.ndarray]:
-        """Return tokenized rows, and the number of the text of each: several windows may be one."""
-        if self._windows is not None:
-            numbers, windows = [], []
-            for number, window in self._windows.rows(texts):
-                numbers.append(number)
-                windows.append(self._with_token(window))
-            return windows, np.array(numbers)
-        columns = self._encoder(texts)
-        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        return list(map(self._with_token, rows)), np.arange(len(texts))
+    def _encode(self, values: list[Any]) -> Encoded:
+        if self._encoding["long_texts"] == "cut":
+            inputs = to_rows(self._encoder(values))
+            rows = np.arange(len(values))
+        else:
+            windows = Windows(self._encoder, self._encoding["stride"])
+            numbers, tokenized = zip(*windows.rows(values), strict=True)
+            inputs = list(tokenized)
+            rows = np.array(numbers)
+        for place, row in enumerate(inputs):
+            # some tokenizers have no token for an empty text, whose answer depends on the padding
+            if not row["input_ids"]:
+                inputs[place] = {name: [self._padding[name]] for name in row}
+                inputs[place]["attention_mask"] = [1]
+        return inputs, rows, np.array([len(row["input_ids"]) for row in inputs])
 
-    def _with_token(self, row: Columns) -> Columns:
-        """Return a row with at least one token: some tokenizers have none for an empty text, and
-        without one its answer depends on the padding.
-        """
-        if row["input_ids"]:
-            return row
-        return {name: [self._padding[name]] for name in row} | {"attention_mask": [1]}
-
-    def batches(self, rows: Sequence[Columns]) -> Iterator[tuple[np.ndarray, Inputs]]:
-        """Yield the numbers of the rows of each batch, of similar length, and its padded inputs,
-        int64, shape ``(rows, tokens)``.
-        """
-        lengths = np.array([len(row["input_ids"]) for row in rows])
-        order = np.argsort(-lengths, kind="stable")
-        while len(order):
-            longest = int(lengths[order[0]])
-            numbers, order = np.split(order, [min(_ROWS, max(1, _TOKENS // longest))])
-            batch = {}
-            for name in self._inputs:
-                batch[name] = np.full((len(numbers), longest), self._padding[name], np.int64)
-                for padded, number in zip(batch[name], numbers, strict=True):
-                    tokens = rows[number][name]
-                    start = 0
-                    if self._padding["side"] == "left":
-                        start = longest - len(tokens)
-                    padded[start : start + len(tokens)] = tokens
-            yield numbers, batch
-
-    def logits(self, texts: Sequence[Any], session: Callable[[Inputs], np.ndarray]) -> np.ndarray:
-        """Return the logits of texts, or of tuples of texts: float32, shape ``(rows, outputs)``."""
-        rows, numbers = self.rows(texts) if texts else ([], np.zeros(0))
-        outputs = np.zeros((len(rows), self._width), np.float32)
-        for places, inputs in self.batches(rows):
-            outputs[places] = session(inputs)
-        if rows:
-            return pooled(outputs, numbers, self._pooling)
-        return outputs
+    def _collate(self, inputs: list[Mapping[str, Any]]) -> Batch:
+        longest = max(self._min_tokens, *(len(row["input_ids"]) for row in inputs))
+        batch = {}
+        for name in self._inputs:
+            batch[name] = np.full((len(inputs), longest), self._padding[name], np.int64)
+            for padded, row in zip(batch[name], inputs, strict=True):
+                tokens = row[name]
+                start = 0
+                if self._padding["side"] == "left":
+                    start = longest - len(tokens)
+                padded[start : start + len(tokens)] = tokens
+        return batch

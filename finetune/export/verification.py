@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from finetune.export.engines import Session
-from finetune.export.files import MODEL, TOKENIZER, Facts
-from finetune.export.text import FastTokenizer, Inputs, TextEncoder
-from finetune.runs.run import Run
+from finetune.export.engines import OnnxSession
+from finetune.export.files import Facts
+from finetune.export.text import FastTokenizer, TextInference
+from finetune.recipe.run import Run
 from finetune.statistics.metrics import estimate, estimate_difference, find_metrics
 from finetune.statistics.scored import agreement
 
@@ -46,31 +46,33 @@ class Verification:
         self._alone = np.append(spread, np.arange(self._rows, len(self._texts)))
         self._reference = logits(self._texts)
 
-    def check(self, directory: Path, facts: Facts) -> dict[str, Any]:
-        """Return how an export agrees with the model, and how its answers depend on other rows.
+    def check(self, directory: Path, facts: Facts) -> tuple[dict[str, Any], np.ndarray]:
+        """Return how an export agrees with the model, how its answers depend on other rows, and
+        its logits.
 
         Returns:
             See :func:`finetune.statistics.scored.agreement`; ``neighbours`` has the same for the
             answers to a row in a batch, alone, and padded to the greatest length.
         """
-        encoder, session = _load(directory, facts)
-        outputs = encoder.logits(self._texts, session)
+        tokenizer, session = FastTokenizer(directory, facts), OnnxSession(directory, facts)
+        export = TextInference(tokenizer, facts, session)
+        outputs = export(self._texts)
         alone, padded = outputs.copy(), outputs.copy()
         for number in self._alone:
-            alone[number] = encoder.logits([self._texts[number]], session)[0]
+            alone[number] = export([self._texts[number]])[0]
         texts = [self._texts[number] for number in self._alone]
-        padded[self._alone] = encoder.logits(texts, _PaddedSession(session, facts))
+        export = TextInference(tokenizer, facts, session, facts.encoding["max_length"])
+        padded[self._alone] = export(texts)
         others = [self._agreement(alone, outputs), self._agreement(alone, padded)]
         neighbours: dict[str, Any] = {"rows": len(texts)}
         for name in ("changed", "largest_difference"):
             neighbours[name] = np.max([other[name] for other in others]).item()  # NaN if one is
-        return self._agreement(self._reference, outputs) | {"neighbours": neighbours}
+        return self._agreement(self._reference, outputs) | {"neighbours": neighbours}, outputs
 
-    def scores(self, directory: Path, facts: Facts) -> dict[str, Any]:
-        """Return the score of an export on the validation rows, and its difference to fp32."""
-        encoder, session = _load(directory, facts)
+    def scores(self, outputs: np.ndarray) -> dict[str, Any]:
+        """Return the score of logits on the validation rows, and its difference to fp32."""
         kind, labels = self._run.kind, self._labels[: self._rows]
-        answers = kind.scored(labels, encoder.logits(self._texts[: self._rows], session))
+        answers = kind.scored(labels, outputs[: self._rows])
         reference = kind.scored(labels, self._reference[: self._rows])
         name, metric = next(iter(find_metrics(kind.label_kind, kind.metrics).items()))
         difference = estimate_difference(reference, answers, {name: metric})
@@ -79,29 +81,6 @@ class Verification:
     def _agreement(self, first: np.ndarray, second: np.ndarray) -> dict[str, Any]:
         scored = self._run.kind.scored
         return agreement(scored(self._labels, first), scored(self._labels, second))
-
-
-class _PaddedSession:
-    """A session that pads each batch to the greatest length."""
-
-    def __init__(self, session: Session, facts: Facts) -> None:
-        self._session = session
-        self._length = facts.encoding["max_length"]
-        self._padding = facts.padding
-
-    def __call__(self, inputs: Inputs) -> np.ndarray:
-        padded = {}
-        for name, tokens in inputs.items():
-            missing = self._length - tokens.shape[1]
-            ends = (missing, 0) if self._padding["side"] == "left" else (0, missing)
-            padded[name] = np.pad(tokens, ((0, 0), ends), constant_values=self._padding[name])
-        return self._session(padded)
-
-
-def _load(directory: Path, facts: Facts) -> tuple[TextEncoder, Session]:
-    tokenizer = FastTokenizer(directory / TOKENIZER, facts)
-    session = Session(directory / MODEL, "onnxruntime", bf16=False)
-    return TextEncoder(tokenizer, facts), session
 
 
 def _make_texts(texts: Sequence[Any], max_length: int) -> list[Any]:

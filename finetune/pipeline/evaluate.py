@@ -14,13 +14,13 @@ from finetune.data.digests import fingerprint, seen_in
 from finetune.data.files_of_splits import NONE, SPLITS, NoTrainSplit, guess_split
 from finetune.data.sources import Source, number_rows
 from finetune.errors import UserError, counted
-from finetune.export.module import model_loader
+from finetune.export.module import SessionModule, engine_session
 from finetune.pipeline.events import Progress, ignore, reporting
 from finetune.pipeline.results import assess, scores
 from finetune.predicting import Options
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.recipe.base import Loaded
-from finetune.runs.run import Run
+from finetune.recipe.run import Run
 from finetune.runtime import distributed, formats, hub
 from finetune.statistics.results import Statistics
 from finetune.training.arguments import argument_values
@@ -87,8 +87,8 @@ def evaluate(
         raise UserError(f"--{next(iter(reading))} says how to read other data: add --data FILE")
     recipe = run.recipe()
     manifest = run.manifest
-    load = model_loader(run, Options(engine=engine, cpu_kernels=cpu_kernels))
-    precision = "fp32" if load else manifest.launch.precision
+    session = engine_session(run, Options(engine=engine, cpu_kernels=cpu_kernels))
+    precision = "fp32" if session else manifest.launch.precision
     if precision == "tf32" or (precision == "fp16" and not torch.accelerator.is_available()):
         precision = "fp32"
     values = argument_values(
@@ -121,7 +121,9 @@ def evaluate(
         trainer = build_trainer(
             evaluated,
             values.build(),
-            lambda: (load or evaluated.load_model)(run.path, run.labels),
+            lambda: (
+                SessionModule(session) if session else evaluated.load_model(run.path, run.labels)
+            ),
         )
         output = trainer.predict(evaluated.prepared["test"])
         distributed.leave()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from finetune.config.settings import Settings
-    from finetune.runs.run import Run
+    from finetune.recipe.run import Run
     from finetune.training.arguments import FinetuneArguments
 
 #: The format of each logged value that is not shown as its name and four digits.

@@ -3,7 +3,7 @@
 import reprlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,24 +14,20 @@ import torch
 
 from finetune.data import arrow, memory
 from finetune.data.corrections import FILE
-from finetune.data.read import READABLE
 from finetune.errors import Report, UserError, counted
-from finetune.export.module import model_loader
-from finetune.models import cpu
+from finetune.export.module import engine_session
 from finetune.pipeline.events import Advanced, Progress, ignore
-from finetune.predicting import FILES, READING, Options
+from finetune.predicting.model import predict_chunks
 from finetune.predicting.output import Parts, write_rows
-from finetune.predicting.request import STANDARD_INPUT, Request
-from finetune.recipe import ImageRecipe, TextRecipe
-from finetune.runs.run import PREDICTIONS, Run
+from finetune.predicting.request import STANDARD_INPUT, Request, parse_options
+from finetune.recipe.run import Run
+from finetune.runs.directory import PREDICTIONS
+from finetune.runs.records import Manifest
 from finetune.runtime import distributed, hardware
-from finetune.runtime.formats import QUOTING, SEPARATORS
-from finetune.training.record import MANIFEST
 
 _MAX_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
 #: Suffixes of the files that can be written.
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-CHOICES = {"csv_quoting": QUOTING, "precision": ("fp32", "bf16"), "cpu_kernels": cpu.CHOICES}
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ def predict(
             the run).
         trust_recipe: See :meth:`Run.load`.
         progress: Called with :class:`~finetune.pipeline.events.Advanced` after each chunk.
-        **options: Those of :class:`Options`.
+        **options: Those of :class:`~finetune.predicting.Options`.
 
     Returns:
         A copy with the columns ``label`` and ``probability`` added (in a regression
@@ -75,30 +71,17 @@ def predict(
     Raises:
         UserError: If the data or the options are not what the run can predict.
     """
-    errors = Report()
-    with errors.collect():
-        request = _request(run, None, options, trust_recipe, errors)
-        if isinstance(data, pd.DataFrame):
-            frame = data.copy()
-        elif memory.is_table(data):  # of polars, for instance
-            frame = arrow.plain(pa.table(data)).to_pandas(integer_object_nulls=True)
-        else:
-            frame = _frame(data, list(request.choose_columns()))
-            if isinstance(data, pd.Series):
-                frame.index = data.index
-        if repeated := frame.columns[frame.columns.duplicated()].tolist():
-            raise UserError(f"the data has two columns named {repeated[0]!r}: rename one")
-        request.read(frame)
-    errors.raise_errors()
-    predictions = []
-    for _, _, added in request.predict(request.chunks):
-        predictions.append(added)
-        progress(Advanced("predicted", sum(map(len, predictions)), request.total))
-    for name in request.added:
-        values: list[Any] = []
-        for table in predictions:
-            values += table.column(name).to_pylist()
-        frame[name] = values
+    request = _request(run, None, options, trust_recipe, Report(), data=data)
+    columns: dict[str, list[Any]] = {name: [] for name in request.added}
+    rows = 0
+    for _, chunk, added in predict_chunks(request, request.chunks):
+        for name, values in columns.items():
+            values += added.column(name).to_pylist()
+        rows += len(chunk)
+        progress(Advanced("predicted", rows, request.total))
+    frame: pd.DataFrame = request.rows.assign(**columns)
+    if isinstance(data, (pd.DataFrame, pd.Series)):
+        frame.index = data.index
     return frame
 
 
@@ -131,8 +114,9 @@ def predict_file(
     Raises:
         UserError: If the input, the output or the options cannot be used.
     """
-    target = Path(output).expanduser() if isinstance(output, (str, Path)) else output
-    path = target if isinstance(target, Path) else None
+    path = None
+    if isinstance(output, (str, Path)):
+        output = path = Path(output).expanduser()
     resumable = None if str(source) == STANDARD_INPUT else path
     ranks = distributed.ranks()
 
@@ -144,44 +128,38 @@ def predict_file(
             errors.error(
                 "--resume, and several processes, need --output and an INPUT that can be read again"
             )
-        with errors.collect():
-            request = _request(run, source, options, trust_recipe, errors, path)
-            request.read()
-        errors.raise_errors()
+        request = _request(run, source, options, trust_recipe, errors, path)
         return request, Parts(resumable, request, resume) if resumable else None
 
-    use_cpu = not torch.accelerator.is_available()
-    distributed.join_process_group(None, _MAX_WAIT, use_cpu=use_cpu)
+    distributed.join_process_group(None, _MAX_WAIT, use_cpu=not torch.accelerator.is_available())
     request, parts = distributed.main_process_first(prepare, share=False)
     complete = parts.complete if parts else {}
     before = sum(complete.values())
-    rows = request.total or 0
+    rows = before
     started = time.perf_counter()
 
     def predicted(numbers: Iterable[int]) -> Iterator[tuple[int, Any, pa.Table]]:
         nonlocal rows
-        rows_done = 0
-        for number, some_rows, added in request.predict(numbers):
-            rows_done += len(some_rows)
-            rows = request.total or rows_done
-            # the other processes have done about as many
-            rows_of_all = min(before + rows_done * ranks.world_size, rows)
+        for number, chunk, added in predict_chunks(request, numbers):
+            rows += len(chunk) * ranks.world_size  # the others have done about as many
+            if request.total:
+                rows = min(rows, request.total)
             if ranks.rank == 0:
-                progress(Advanced("predicted", rows_of_all, request.total))
-            yield number, some_rows, added
+                progress(Advanced("predicted", rows, request.total))
+            yield number, chunk, added
 
     if parts is None:
-        write_rows(target, request, (chunk[1:] for chunk in predicted(request.chunks)))
-        seconds = time.perf_counter() - started
+        write_rows(output, request, (chunk[1:] for chunk in predicted(request.chunks)))
     else:
         numbers = request.chunks[ranks.rank :: ranks.world_size]
         for number, _, added in predicted(n for n in numbers if n not in complete):
             parts.write(number, added)
         distributed.gather(None)  # wait for the others
         distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
-        seconds = time.perf_counter() - started
-        if ranks.rank == 0:
-            parts.join()
+    rows = request.total or rows
+    seconds = time.perf_counter() - started
+    if parts and ranks.rank == 0:
+        parts.join()
     return FilePrediction(
         output=path or Path("-"),
         rows=rows,
@@ -192,14 +170,60 @@ def predict_file(
     )
 
 
-def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
-    """Return texts, paths, tuples of texts or rows as a frame; ``columns`` are the names."""
-    if isinstance(data, (str, bytes, Path, Mapping)):
+def _request(
+    run: Run | str | Path,
+    source: str | Path | None,
+    values: dict[str, Any],
+    trust_recipe: bool,
+    report: Report,
+    output: Path | None = None,
+    data: Any = None,
+) -> Request:
+    """Return a request with its rows.
+
+    Args:
+        run: As in :func:`predict`.
+        source: None for ``data``.
+        values: Those of :class:`~finetune.predicting.Options`.
+        trust_recipe: As in :func:`predict`.
+        report: Mistakes that are known already.
+        output: The file to write, if any.
+        data: As in :func:`predict`.
+    """
+    with report.collect():
+        options = parse_options(values, report)
+        run = Run.load(run, trust_recipe=trust_recipe)
+        session = engine_session(run, options, workers=hardware.use_threads(None))
+        request = Request.build(run, source, output, options, session)
+        request.check_options(report)
+        frame = None
+        if source is None:
+            frame = _frame(data, list(request.choose_columns()))
+        request = request.open(frame)
+    report.raise_errors()
+    return request
+
+
+def _frame(data: Any, columns: list[str]) -> pd.DataFrame:
+    """Return rows in memory as a frame; ``columns`` are the names of texts."""
+    if isinstance(data, pd.DataFrame):
+        frame = data
+    elif memory.is_table(data):  # of polars, for instance
+        frame = arrow.plain(pa.table(data)).to_pandas(integer_object_nulls=True)
+    elif isinstance(data, (str, bytes, Path, Mapping)):
         raise UserError(
             f"expected texts, rows or a frame, found {reprlib.repr(data)}: put one text or row "
             "into a list, columns into a frame; for a file there is finetune.predict_file"
         )
-    rows = list(data)
+    else:
+        frame = _frame_of_rows(list(data), columns)
+    if repeated := frame.columns[frame.columns.duplicated()].tolist():
+        raise UserError(f"the data has two columns named {repeated[0]!r}: rename one")
+    return frame
+
+
+def _frame_of_rows(rows: list[Any], columns: list[str]) -> pd.DataFrame:
+    """Return texts, paths, tuples of texts or rows as mappings as a frame."""
     if rows and all(isinstance(row, Mapping) for row in rows):
         frame = pd.DataFrame(rows)
         for name in frame.select_dtypes("float"):  # whole numbers beside missing ones stay exact
@@ -214,63 +238,6 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
             expected = f"a tuple of texts ({', '.join(columns)}), found {reprlib.repr(row)}"
             raise UserError(f"the data, row {number}: expected {expected}")
     return pd.DataFrame(rows, columns=columns, dtype=object)
-
-
-def _request(
-    run: Run | str | Path,
-    source: str | Path | None,
-    values: dict[str, Any],
-    trust_recipe: bool,
-    report: Report,
-    output: Path | None = None,
-) -> Request:
-    """Return a request; mistakes in ``values``, those of :class:`Options`, are reported."""
-    options = _parse_options(values, report)
-    run = Run.load(run, trust_recipe=trust_recipe)
-    # bf16 changes probabilities by less than 0.02, but leaves a regression with three digits
-    is_classifier = run.kind.has_probabilities and isinstance(run.recipe(scores=False), TextRecipe)
-    load_model = model_loader(run, options, workers=hardware.use_threads(None))
-    kind = distributed.device().type
-    is_bf16 = load_model is None and is_classifier and hardware.prefers_bf16(kind)
-    options = replace(
-        options,
-        precision=options.precision or ("bf16" if is_bf16 else "fp32"),
-        cpu_kernels=options.cpu_kernels or run.manifest.arguments.get("cpu_kernels", "auto"),
-    )
-    request = Request(run, source, options, output)
-    request.load_model = load_model or request.load_model
-    _refuse_unused(request, source, report)
-    return request
-
-
-def _parse_options(values: Mapping[str, Any], report: Report) -> Options:
-    names = [option.name for option in fields(Options)]
-    if unknown := [name for name in values if name not in names]:
-        report.error(f"unknown option {', '.join(unknown)} (available: {', '.join(names)})")
-    for name, choices in CHOICES.items():
-        if values.get(name) not in (None, *choices):
-            report.error(f"--{name} {values[name]}: expected {' or '.join(choices)}")
-    if (tokens := values.get("batch_tokens")) is not None and tokens < 1:
-        report.error(f"--batch_tokens {tokens}: expected 1 or more")
-    return Options(**{name: value for name, value in values.items() if name in names})
-
-
-def _refuse_unused(request: Request, source: str | Path | None, report: Report) -> None:
-    """Report flags that have no effect on this input, output and model."""
-    options, run = request.options, request.run
-    is_image = isinstance(request.recipe, ImageRecipe)
-    unused = {"text_column", "text_columns"} if is_image else {"image_column"}
-    if request.kind not in READABLE:
-        unused |= set(FILES)
-    if flags := [f"--{name}" for name in READING if name in unused and getattr(options, name)]:
-        report.error(f"{', '.join(flags)}: not for {request.name} and the model of {run.path}")
-    suffix = "a frame" if source is None else request.suffix
-    if options.csv_safe and suffix not in SEPARATORS:
-        report.error(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
-    if options.all_probabilities and not request.task.has_probabilities:
-        report.error("--all_probabilities: the run predicts a number, it has no classes")
-    if options.calibrated and run.manifest.temperature is None:
-        report.error(f"--calibrated: {run.path} has no temperature")
 
 
 def _notes(request: Request) -> list[str]:
@@ -292,5 +259,5 @@ def _check_output(output: Path, source: str | Path, report: Report) -> None:
     if output.suffix not in SUFFIXES or output.is_dir() or not folder.is_dir():
         expected = f"a file ending in {', '.join(SUFFIXES)}, in a folder that exists"
         report.error(f"--output {output}: expected {expected}")
-    elif is_input or (output.name in (PREDICTIONS, FILE) and (folder / MANIFEST).exists()):
+    elif is_input or (output.name in (PREDICTIONS, FILE) and Manifest.exists_in(folder)):
         report.error(f"--output {output} is the input or part of a run: name another file")

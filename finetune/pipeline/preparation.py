@@ -15,19 +15,21 @@ from finetune.data.labels import list_names
 from finetune.errors import UserError
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
-from finetune.pipeline import resumption
-from finetune.pipeline.resumption import Resumption
+from finetune.pipeline.description import describe_configuration
 from finetune.recipe import Recipe, TextRecipe, defaults
 from finetune.recipe.catalog import display_name, origin
 from finetune.recipe.options import ModelOptions, rule_options
 from finetune.reporting import tracking
 from finetune.rules.check import check_command, check_task
 from finetune.rules.schedule import describe_weak_training, ignores_warmup
+from finetune.runs import resumption
+from finetune.runs.checkpoints import refuse_code
+from finetune.runs.directory import lock_directory, refuse_foreign_directory
+from finetune.runs.resumption import Resumption
 from finetune.runtime import activity, distributed, hub, versions
 from finetune.runtime.importing import describe_error
 from finetune.training import steps as training_steps
 from finetune.training.arguments import ArgumentValues
-from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
 
 #: Flags that may differ between machines.
 _MACHINE_FLAGS = {"output_dir", "resume_from_checkpoint", "resume", "num_threads"}
@@ -39,7 +41,7 @@ class Prepared:
 
     settings: Settings
     resumption: Resumption  # the checkpoint to continue from, if any
-    configuration: dict[str, Any]  # what decides the result, see `resumption.configuration`
+    configuration: dict[str, Any]  # what decides the result, see `runs/provenance.py`
     differences: str | None  # a sentence about changes since the checkpoint
     steps: int  # optimizer steps in total; 0 before the first steps are timed, for --max_minutes
     is_done: bool = False  # whether the run is finished on every machine: nothing is trained
@@ -59,7 +61,7 @@ def prepare_job(settings: Settings) -> Prepared:
     if prepared.settings.values.save_on_each_node:  # each machine has its own checkpoints
         common = prepared.resumption
         if not (is_done := all(distributed.gather(prepared.is_done))):
-            common = resumption.agree_on_checkpoint(common, settings.output_dir)
+            common = resumption.agree_on_checkpoint(common)
         prepared = replace(prepared, resumption=common, is_done=is_done)
     if not prepared.is_done and distributed.machines() > 1:
         _refuse_different_machines(prepared)
@@ -93,8 +95,8 @@ def prepare(settings: Settings) -> Prepared:
     schedule = defaults.describe(recipe, vars(values), settings.training)
     for sentence in (*schedule, *versions.describe_untested()):
         recipe.note(sentence)
-    configuration = resumption.configuration(settings)
-    differences = resumption.refuse_changes(resumed, configuration, values)
+    configuration = describe_configuration(settings)
+    differences = resumed.refuse_changes(configuration, values.allow_changed)
     is_done = resumed.finished and not resumed.extended_by(configuration)
     if not is_done:
         resumed.require_state()
@@ -242,16 +244,19 @@ def _check_values(settings: Settings) -> ArgumentValues | None:
 def _check_directory(settings: Settings, values: ArgumentValues | None) -> Resumption:
     """Check the output directory, and return the checkpoint to continue from, if any."""
     directory = settings.output_dir
-    resumed = resumption.find(None, directory)
+    resumed = resumption.find_checkpoint(None, directory)
     is_writer = writes_run(values)
     is_locked = is_writer and not settings.dry_run
     with settings.report.collect():
         if is_writer:
-            refuse_foreign(directory)
-        request = resumption.requested(values, directory) if values is not None else None
+            refuse_foreign_directory(directory)
+        request = None
+        if values is not None:
+            paths = values.resume_from_checkpoint, directory
+            request = resumption.requested_checkpoint(values.resume, *paths)
         if request and is_locked and directory.is_dir():
-            occupy(directory)  # else another training could write while checkpoints are verified
-        resumed = resumption.find(request, directory, renames=is_locked)
+            lock_directory(directory)  # or another training could write while they are verified
+        resumed = resumption.find_checkpoint(request, directory, renames=is_locked)
         if resumed.path is not None:
             refuse_code(resumed.path)
     files = settings.recipe.correction_files()

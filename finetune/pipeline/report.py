@@ -16,10 +16,10 @@ from finetune.data.prediction_columns import DIGEST, LABEL, PREDICTION, without_
 from finetune.data.targets import MAX_SUSPECTS
 from finetune.errors import RunError, UserError, counted
 from finetune.pipeline import events
+from finetune.recipe.run import Run
 from finetune.reporting import card, tables
 from finetune.reporting import page as report_page
 from finetune.reporting.tables import Cell, Table, to_cells
-from finetune.runs.run import Run
 from finetune.statistics import mistakes
 from finetune.statistics.estimates import holm
 from finetune.statistics.metrics import (

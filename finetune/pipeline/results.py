@@ -1,13 +1,7 @@
-"""Write the results of a training: ``run.json`` (without secrets), predictions and metrics."""
+"""Write the results of a training: predictions, metrics and how it ended."""
 
 import dataclasses
 import itertools
-import os
-import platform
-import shutil
-import subprocess
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +12,7 @@ from datasets import Image
 from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
-from finetune.config.settings import Settings
-from finetune.data import ROW, arrow, digests, encoding, images, sources
-from finetune.data.comma_list import join_values
+from finetune.data import ROW, arrow, digests, encoding, images
 from finetune.data.prediction_columns import (
     DIGEST,
     THUMBNAIL,
@@ -30,118 +22,19 @@ from finetune.data.prediction_columns import (
 )
 from finetune.errors import UserError
 from finetune.pipeline.events import SPEED
-from finetune.recipe import Recipe, TextRecipe, scoring
+from finetune.recipe import Recipe, TextRecipe
 from finetune.recipe.probe import frozen_baseline
-from finetune.rules.devices import uses_fsdp
-from finetune.runs.manifest import Manifest, Metrics
-from finetune.runs.run import LOGITS, PREDICTIONS, Run
-from finetune.runtime import __version__, activity, distributed, files
-from finetune.runtime.importing import HOUSE
+from finetune.recipe.run import Run
+from finetune.runs.directory import LOGITS, PREDICTIONS, VALIDATION
+from finetune.runs.records import Metrics
+from finetune.runtime import activity, files
 from finetune.statistics import baselines, metrics, mistakes
 from finetune.statistics.baselines import Source
 from finetune.statistics.scored import to_float16
 from finetune.training.arguments import FinetuneArguments
-from finetune.training.record import Data, Launch, Process
 
-VALIDATION = "validation.npz"  # of a trial of a search: outputs and labels of validation rows
 #: Thumbnails of wrong predictions in ``predictions.parquet``, for the report.
 _MAX_THUMBNAILS = 40
-
-
-def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
-    """Return the manifest of a training that starts; the data is loaded, the process group joined.
-
-    Args:
-        settings: The settings of the training.
-        configuration: What decides the result, from :func:`resumption.configuration`.
-    """
-    recipe = settings.recipe
-    arguments = settings.arguments
-    options = recipe.resolved_options()
-    dataset = Path(recipe.dataset).expanduser()
-    if recipe.dataset and dataset.exists():  # so that it is found from any directory
-        options["dataset"] = str(dataset.resolve())
-    if recipe.metrics:
-        paths = scoring.files_of(recipe.known_scoring)
-        names = [str(paths.get(name, name)) for name in recipe.known_scoring]
-        options["metrics"] = join_values(names)
-    return Manifest(
-        status="running",
-        recipe=settings.name,
-        command=settings.command,
-        options=options,
-        embedded_overrides=settings.overrides,
-        arguments=arguments.to_sanitized_dict(),
-        labels=recipe.labels,
-        scoring=recipe.known_scoring,
-        data=Data(
-            source=sources.Source(recipe.dataset).describe(),
-            rows=configuration["rows"],
-            fingerprint=configuration["data"],
-            notes=list(recipe.notes),
-            findings=[finding.facts for finding in recipe.report.findings],
-            tested_in=recipe.loaded.tested_in,
-            corrections=list(recipe.loaded.facts.corrections),
-            revision=sources.find_commit(recipe.splits["train"]),
-            split_how=recipe.loaded.facts.split_how,
-        ),
-        launch=Launch(
-            parallel_mode=parallel_mode(arguments),
-            world_size=arguments.world_size,
-            machines=distributed.machines(),
-            n_gpu=arguments.n_gpu,
-            device=str(arguments.device),
-            precision=precision(arguments),
-        ),
-        versions=versions(),
-        git_revision=_git_revision(),
-        process=Process(
-            host=platform.node(),
-            pid=os.getpid(),
-            started=datetime.now(UTC).isoformat(timespec="seconds"),
-            job=distributed.job(),
-        ),
-        task=recipe.kind.name,
-        task_facts=recipe.kind.facts,
-        model_revision=configuration["commit"],
-        configuration=configuration,
-    )
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of this package, Python and the libraries that affect the results."""
-    libraries = ("torch", "transformers", "accelerate", "datasets", "evaluate", "scikit-learn")
-    python = {"finetune": __version__, "python": platform.python_version()}
-    return python | {name: version(name) for name in libraries}
-
-
-def parallel_mode(arguments: FinetuneArguments) -> str:
-    """Return how the devices share a step: the torch class, e.g. ``DistributedDataParallel``."""
-    if uses_fsdp(arguments):
-        return "FullyShardedDataParallel"
-    if distributed.ranks().world_size > 1:
-        return "DistributedDataParallel"
-    devices = distributed.devices_in_training(arguments.use_cpu)
-    if devices > 1:
-        return f"DataParallel on {devices} GPUs"
-    return "one device"
-
-
-def precision(arguments: FinetuneArguments) -> str:
-    """Return the precision of matrix products: ``fp32``, ``tf32``, ``bf16`` or ``fp16``."""
-    if arguments.bf16:
-        return "bf16"
-    if arguments.fp16:
-        return "fp16"
-    return "tf32" if arguments.tf32 else "fp32"
-
-
-def _git_revision() -> str | None:
-    if not (HOUSE / ".git").exists() or not shutil.which("git"):
-        return None
-    command = ["git", "-C", str(HOUSE), "--no-optional-locks", "describe", "--always", "--dirty"]
-    process = subprocess.run([*command, "--abbrev=12"], capture_output=True, text=True, check=False)
-    return process.stdout.strip() or None
 
 
 def write(

@@ -26,16 +26,18 @@ from finetune.data.encoding import COLUMN
 from finetune.errors import Diverged, RunError, UserError
 from finetune.models import adapters, head
 from finetune.pipeline import results
+from finetune.pipeline.description import describe_run
 from finetune.pipeline.events import Finished, Logged, Progress, Started, ignore, report, reporting
 from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
 from finetune.pipeline.time_limit import fit_epochs
 from finetune.recipe import Recipe
+from finetune.recipe.run import Run
 from finetune.reporting.tracking import tracking
-from finetune.runs.run import Run
-from finetune.runtime import activity, distributed, files, stopping
+from finetune.runs import checkpoints
+from finetune.runs.directory import lock_directory, move_run_aside, unlock_directory
+from finetune.runtime import activity, distributed, stopping
 from finetune.runtime.stopping import Stopped
 from finetune.tasks.base import Task
-from finetune.training import checkpoint
 from finetune.training.callbacks import Bar, explained
 from finetune.training.trainer import Trainer, build_trainer
 
@@ -160,7 +162,7 @@ def run_training(
                 write_final_report(recording.run)
     finally:
         if pruning is None:  # else the search does, when the score is in the study
-            files.unlock(settings.output_dir)
+            unlock_directory(settings.output_dir)
     return Run(settings.output_dir)
 
 
@@ -326,9 +328,9 @@ class _Recording:
             hint = "to train, type the command again"
             if self.run is not None:
                 self.run.update(status="interrupted", stopped_by=getattr(stop, "name", None))
-                checkpoints = checkpoint.list_checkpoints(self.run.path)
-                if checkpoints and not self.settings.values.save_only_model:
-                    step = checkpoint.number(checkpoints[0])
+                paths = checkpoints.list_checkpoints(self.run.path)
+                if paths and not self.settings.values.save_only_model:
+                    step = checkpoints.step_of(paths[0])
                     hint = f"to resume at step {step:,}: {self.settings.resuming}"
             stop.args = (f"{str(stop) or 'interrupted'}; {hint}",)
             raise
@@ -359,15 +361,16 @@ def _start_run(prepared: Prepared, trainer: Trainer) -> Run:
     resumption = prepared.resumption
     directory = settings.output_dir
     report(Started(settings, settings.arguments, prepared.steps, trainer.model))
-    manifest = results.manifest(settings, prepared.configuration)
+    manifest = describe_run(settings, prepared.configuration)
     # not earlier: an error could still stop the command, or the model be read from this directory
-    if message := checkpoint.occupy(directory, moves_aside=not resumption.in_place):
+    lock_directory(directory)
+    if not resumption.in_place and (message := move_run_aside(directory)):
         activity.say(message)
     if resumption.path is not None:
         step = resumption.step
-        for path in checkpoint.list_checkpoints(directory):
-            if checkpoint.number(path) > step:
-                renamed = checkpoint.set_aside(path, "later")
+        for path in checkpoints.list_checkpoints(directory):
+            if checkpoints.step_of(path) > step:
+                renamed = checkpoints.set_aside(path, "later")
                 activity.say(f"{path} is newer than step {step:,}: renamed to {renamed.name}")
         activity.say(f"resuming from {resumption.path}, step {step:,} of {prepared.steps:,}")
         earlier = resumption.manifest.resumed if resumption.manifest is not None else []
@@ -376,5 +379,5 @@ def _start_run(prepared: Prepared, trainer: Trainer) -> Run:
     with explained(settings.arguments, "writing run.json"):
         manifest.write(directory)
     run = Run(directory)
-    run.reserve()
+    run.reserve_space()
     return run

@@ -1,4 +1,4 @@
-"""A prediction request: a run, an input, the columns to read and the columns to add.
+"""A prediction request: checked options, an input, the columns to read and the columns to add.
 
 All inputs but the standard input are a table that is read in chunks of consecutive rows, so that
 processes share the chunks, and an interrupted prediction continues with the next one.
@@ -6,11 +6,10 @@ processes share the chunks, and an interrupted prediction continues with the nex
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from itertools import chain, pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -21,76 +20,133 @@ from finetune.data.columns import parse_names
 from finetune.data.files_of_splits import IMAGES, files_below
 from finetune.data.prediction_columns import without_bytes
 from finetune.data.read_text import ReadOptions, refuse_half_characters
-from finetune.errors import UserError, counted, suggestion
-from finetune.predicting import FILES, Options
-from finetune.predicting.predictor import Predictor
-from finetune.recipe import ImageRecipe, TextRecipe
-from finetune.runs.run import Run
-from finetune.runtime import formats
+from finetune.errors import Report, UserError, counted, suggestion
+from finetune.models import cpu
+from finetune.predicting import FILES, READING, Options
+from finetune.predicting.inference import Session
+from finetune.recipe import ImageRecipe, Recipe, TextRecipe
+from finetune.recipe.run import Run
+from finetune.runtime import distributed, formats, hardware
+from finetune.tasks import decoding
+from finetune.tasks.base import Task
 
 STANDARD_INPUT = "-"
 #: Enough rows to sort by length, few enough to hold in memory and to predict again.
 CHUNK_ROWS = 1024
 #: The format of rows that are printed, by the kind of the input; of all others CSV.
-_FORMATS = {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", STANDARD_INPUT: ".tsv"}
+_FORMATS = {
+    ".jsonl": ".jsonl",
+    ".tsv": ".tsv",
+    ".txt": ".tsv",
+    STANDARD_INPUT: ".tsv",
+    "frame": "a frame",
+}
+_CHOICES = {
+    "csv_quoting": formats.QUOTING,
+    "precision": ("fp32", "bf16"),
+    "cpu_kernels": cpu.CHOICES,
+}
 
 
+def parse_options(values: Mapping[str, Any], report: Report) -> Options:
+    """Return options of a prediction; report unknown names and values."""
+    names = [option.name for option in fields(Options)]
+    if unknown := [name for name in values if name not in names]:
+        report.error(f"unknown option {', '.join(unknown)} (available: {', '.join(names)})")
+    for name, choices in _CHOICES.items():
+        if values.get(name) not in (None, *choices):
+            report.error(f"--{name} {values[name]}: expected {' or '.join(choices)}")
+    options = Options(**{name: value for name, value in values.items() if name in names})
+    if options.batch_tokens is not None and options.batch_tokens < 1:
+        report.error(f"--batch_tokens {options.batch_tokens}: expected 1 or more")
+    return options
+
+
+@dataclass(frozen=True)
 class Request:
-    """An input and the run that predicts it; ``source`` is None for rows in memory."""
+    """What a run predicts: first what the user asked for, then with the rows of the input.
 
-    def __init__(
-        self, run: Run, source: str | Path | None, options: Options, output: Path | None = None
-    ) -> None:
+    Attributes:
+        run: It has a model.
+        recipe: That of the run.
+        task: That of the run.
+        options: With a precision and kernels.
+        path: The file or folder of the input.
+        kind: The suffix of a file of rows; else ``frame`` (of rows in memory), ``-`` or ``folder``
+            (of images, or a single one).
+        name: What messages call the input.
+        suffix: The format that is written: a suffix, or ``a frame``.
+        session: That of an engine; None for torch.
+        rows: A table of pyarrow, or of pandas if it is in memory; none of the standard input.
+        columns_read: The columns that the model reads, with the option that names each.
+        added: The names of the added columns, which the input does not have.
+        columns: The names of all columns.
+        file_facts: How a file was read.
+    """
+
+    run: Run
+    recipe: Recipe
+    task: Task[Any]
+    options: Options
+    path: Path
+    kind: str
+    name: str
+    suffix: str
+    session: Session | None
+    rows: Any = ()
+    columns_read: Mapping[str, str] = field(default_factory=dict)
+    added: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    file_facts: Sequence[str] = ()
+
+    @classmethod
+    def build(
+        cls,
+        run: Run,
+        source: str | Path | None,
+        output: Path | None,
+        options: Options,
+        session: Session | None,
+    ) -> Self:
+        """Return the request of a user; its input is not read.
+
+        Args:
+            run: The run that predicts.
+            source: A file, a folder, ``-``, or None for rows in memory.
+            output: The file to write, if it is one.
+            options: Those of :func:`parse_options`.
+            session: That of the engine in the options; None for torch.
+        """
         run.require_model()
-        self.run = run
-        self.task = run.kind
-        self.recipe = run.recipe(scores=False)
-        self.load_model: Callable[..., Any] = self.recipe.load_model  # or that of an engine
-        self.options = options  # with a precision and kernels
-        self.path = Path(source or "").expanduser()
-        self.folder = self.path if self.path.is_dir() else self.path.parent
-        self.kind = formats.suffix(self.path)  # of a file, else `frame`, `-` or `folder`
-        self.name = str(self.path)
+        recipe = run.recipe(scores=False)
+        path = Path(source or "").expanduser()
+        kind = formats.suffix(path)
+        name = str(path)
         if source is None:
-            self.kind, self.name = "frame", "the data"
+            kind, name = "frame", "the data"
         elif str(source) == STANDARD_INPUT:
-            self.kind, self.name = STANDARD_INPUT, "the standard input"
-        elif self.kind not in read.READABLE or self.path.is_dir():
-            self.kind = "folder"  # of images, or a single one
-        self.suffix = _FORMATS.get(self.kind, ".csv")
-        if output:
-            self.suffix = output.suffix
-        self.file_facts: list[str] = []  # about how a file is read
+            kind, name = STANDARD_INPUT, "the standard input"
+        elif kind not in read.READABLE or path.is_dir():
+            kind = "folder"
+        suffix = output.suffix if output else _FORMATS.get(kind, ".csv")
+        options = _with_defaults(options, run, recipe, session)
+        return cls(run, recipe, run.kind, options, path, kind, name, suffix, session)
 
-    def read(self, frame: pd.DataFrame | None = None) -> None:
-        """Read the input, or take the rows of ``frame``; a ``UserError`` if it lacks a column."""
-        # none of the standard input
-        self.rows: Any
-        if frame is None:
-            self.rows = self._read()
-            names = self.rows.column_names
-        else:
-            self.rows = frame.reset_index(drop=True)
-            names = list(frame.columns)
-        self.total = len(self.rows) or None
-        self.chunks = range(-(-len(self.rows) // CHUNK_ROWS))
-        self.columns_read = self.choose_columns(names)  # with the option that names each
-        for column, flag in self.columns_read.items():
-            if column not in names:
-                raise UserError(
-                    f"--{flag}: no column '{column}' in {self.name}{suggestion(column, names)} "
-                    f"(available: {', '.join(map(str, names))})"
-                )
-        self.reads_images = isinstance(self.recipe, ImageRecipe) or (
-            list(self.columns_read) == ["file"] and not isinstance(self.recipe, TextRecipe)
-        )
-        self.added = []  # the names of the added columns, which the input does not have
-        no_rows = np.zeros((0, self.task.width), np.float32)
-        for name in self.task.predicted(no_rows, 1.0, all_labels=self.options.all_probabilities):
-            while name in names:
-                name = f"predicted {name}"
-            self.added.append(name)
-        self.columns = [*names, *self.added]
+    def check_options(self, report: Report) -> None:
+        """Report flags that have no effect on this input, output and model."""
+        options, run = self.options, self.run
+        is_image = isinstance(self.recipe, ImageRecipe)
+        unused = {"text_column", "text_columns"} if is_image else {"image_column"}
+        if self.kind not in read.READABLE:
+            unused |= set(FILES)
+        if flags := [f"--{name}" for name in READING if name in unused and getattr(options, name)]:
+            report.error(f"{', '.join(flags)}: not for {self.name} and the model of {run.path}")
+        if options.csv_safe and self.suffix not in formats.SEPARATORS:
+            report.error(f"--csv_safe: the output is {self.suffix}; expected .csv or .tsv")
+        if options.all_probabilities and not self.task.has_probabilities:
+            report.error("--all_probabilities: the run predicts a number, it has no classes")
+        if options.calibrated and run.manifest.temperature is None:
+            report.error(f"--calibrated: {run.path} has no temperature")
 
     def choose_columns(self, names: Sequence[str] = ()) -> dict[str, str]:
         """Return the columns that the model reads, with the option that names them.
@@ -110,70 +166,116 @@ class Request:
         default = next((name for name in usual if name in names), recipe.input_column)
         return {getattr(self.options, option) or default: option}
 
-    def _read(self) -> pa.Table:
-        """Return the rows, those of a file from the cache."""
+    def open(self, frame: pd.DataFrame | None = None) -> Self:
+        """Return the request with the rows of its input, or those of ``frame``.
+
+        Raises:
+            UserError: If the input cannot be read, or lacks a column.
+        """
+        rows: Any
+        file_facts: list[str] = []
+        if frame is None:
+            rows = self._read(file_facts)
+            names = rows.column_names
+        else:
+            rows = frame.reset_index(drop=True)
+            names = list(rows)
+        columns_read = self.choose_columns(names)
+        for column, flag in columns_read.items():
+            if column not in names:
+                raise UserError(
+                    f"--{flag}: no column '{column}' in {self.name}{suggestion(column, names)} "
+                    f"(available: {', '.join(map(str, names))})"
+                )
+        added = []
+        for name in self._predicted(np.zeros((0, self.task.width), np.float32)):
+            while name in names:
+                name = f"predicted {name}"
+            added.append(name)
+        return replace(
+            self,
+            rows=rows,
+            columns_read=columns_read,
+            added=added,
+            columns=[*names, *added],
+            file_facts=file_facts,
+        )
+
+    def _read(self, facts: list[str]) -> pa.Table:
+        """Return the rows, those of a file from the cache; add to the facts how it was read."""
         if self.kind == STANDARD_INPUT:
             return pa.schema([(name, pa.string()) for name in self.choose_columns()]).empty_table()
         path = read.existing(self.name)
         if self.kind == "folder":
-            files = files_below(path) if path.is_dir() else [path]
-            names = [str(f.relative_to(self.folder)) for f in files if f.suffix.lower() in IMAGES]
-            if isinstance(self.recipe, TextRecipe) or not names:
-                raise UserError(
-                    f"cannot read {path}: expected a file ending in {', '.join(read.READABLE)}, "
-                    "- for standard input, or, for a model of images, an image or a folder of "
-                    f"images ({', '.join(IMAGES)})"
-                )
-            return pa.table({"file": sorted(names)})
+            return self._list_images(path)
         recorded = self.run.manifest.options if self.kind in formats.SEPARATORS else {}
         options = {name.removeprefix("csv_"): getattr(self.options, name) for name in FILES}
         options["quoting"] = options["quoting"] or recorded.get("csv_quoting") or "auto"
         file = read.read_file(path, ReadOptions(**options))
-        self.file_facts = [f"{path.name}: {fact}" for fact in file.facts]
+        facts += [f"{path.name}: {fact}" for fact in file.facts]
         table = file.rows.data.table
         binary = set(table.column_names) - set(without_bytes(table).column_names)
         if binary and self.suffix != ".parquet":
             raise UserError(f"the column '{min(binary)}' holds bytes: write parquet (--output)")
         return table
 
+    def _list_images(self, path: Path) -> pa.Table:
+        files = files_below(path) if path.is_dir() else [path]
+        names = [str(f.relative_to(self.folder)) for f in files if f.suffix.lower() in IMAGES]
+        if isinstance(self.recipe, TextRecipe) or not names:
+            raise UserError(
+                f"cannot read {path}: expected a file ending in {', '.join(read.READABLE)}, - for "
+                "standard input, or, for a model of images, an image or a folder of images "
+                f"({', '.join(IMAGES)})"
+            )
+        return pa.table({"file": sorted(names)})
+
+    @property
+    def folder(self) -> Path:
+        """The folder that paths of images are relative to."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the column that is read has images or paths of images."""
+        has_files = list(self.columns_read) == ["file"] and not isinstance(self.recipe, TextRecipe)
+        return has_files or isinstance(self.recipe, ImageRecipe)
+
+    @property
+    def total(self) -> int | None:
+        """The number of rows; None for the standard input."""
+        return len(self.rows) or None
+
+    @property
+    def chunks(self) -> range:
+        """The numbers of the chunks."""
+        return range(-(-len(self.rows) // CHUNK_ROWS))
+
     def chunk(self, number: int) -> Any:
         """Return the rows of a chunk, by its number."""
         return self.rows[number * CHUNK_ROWS : (number + 1) * CHUNK_ROWS]
 
-    def predict(self, numbers: Iterable[int]) -> Iterator[tuple[int, Any, pa.Table]]:
-        """Yield number and rows of chunks, and the columns that are added to them.
-
-        All lines of the standard input are read, whatever the ``numbers``.
+    def values(self, number: int, rows: Any) -> list[Any]:
+        """Return what the model reads of each row of a chunk: a value, a tuple, or None if it is
+        missing.
         """
-        chunks: Iterable[tuple[int, Any]] = ((number, self.chunk(number)) for number in numbers)
-        if self.kind == STANDARD_INPUT:
-            chunks = enumerate(_read_lines(self.rows))
-        with closing(Predictor(self.run, self.options, self.load_model)) as predictor:
-            submitted: Iterator[Any] = (
-                (number, rows, predictor.submit(self._values(number, rows)))
-                for number, rows in chunks
-            )
-            if self.kind != STANDARD_INPUT:  # a line is answered at once
-                # the next chunk is read while this one is computed
-                submitted = (chunk for chunk, _ in pairwise(chain(submitted, [None])))
-            for number, rows, submission in submitted:
-                yield number, rows, predictor.columns(submission).rename_columns(self.added)
-
-    def _values(self, number: int, rows: Any) -> list[Any]:
-        """Return what the model reads of each row: a value, a tuple, or None if it is missing."""
-        columns = [cells(rows, name) for name in self.columns_read]
+        columns = {name: cells(rows, name) for name in self.columns_read}
+        first, *others = columns.values()
         if self.reads_images:
-            return list(map(self._image, columns[0]))
+            return list(map(self._image, first))
         if isinstance(self.recipe, TextRecipe):
-            for name, texts in zip(self.columns_read, columns, strict=True):
-                for row, text in enumerate(texts, number * CHUNK_ROWS + 1):
-                    place = f"{self.name}, row {row}"
-                    if text is not None and not isinstance(text, str):
-                        raise UserError(f"{place}: expected a text in '{name}', found {text!r}")
-                    refuse_half_characters(text or "", place)
-        if len(columns) == 1:
-            return columns[0]
-        return [None if None in row else row for row in zip(*columns, strict=True)]
+            for name, texts in columns.items():
+                self._check_texts(name, texts, number * CHUNK_ROWS + 1)
+        if not others:
+            return first
+        return [None if None in row else row for row in zip(first, *others, strict=True)]
+
+    def _check_texts(self, column: str, texts: list[Any], first: int) -> None:
+        for row, text in enumerate(texts, first):
+            place = f"{self.name}, row {row}"
+            if text is not None and not isinstance(text, str):
+                raise UserError(f"{place}: expected a text in '{column}', found {text!r}")
+            refuse_half_characters(text or "", place)
 
     def _image(self, value: Any) -> Any:
         """Return an image as ``datasets`` takes it: of a path its bytes and its path."""
@@ -185,6 +287,38 @@ class Request:
         if not isinstance(self.recipe, ImageRecipe):  # else Pillow's error would name no file
             images.decode(image)
         return image
+
+    def added_columns(self, logits: np.ndarray, has_value: np.ndarray) -> pa.Table:
+        """Return the columns that are added to rows, null for those without a value."""
+        label_type = pa.string() if self.task.has_one_class else pa.list_(pa.string())
+        arrays = []
+        for values in self._predicted(logits).values():
+            value_type = pa.float64() if isinstance(values, np.ndarray) else label_type
+            arrays.append(pa.array(values, value_type, mask=~has_value))
+        return pa.table(arrays, names=self.added)
+
+    def _predicted(self, logits: np.ndarray) -> dict[str, Any]:
+        """Return the columns that are added to rows, under their usual names."""
+        temperature = 1.0
+        if self.options.calibrated:
+            temperature = float(self.run.manifest.temperature or 1.0)
+        task, all_labels = self.task, self.options.all_probabilities
+        return decoding.predicted(
+            logits, task.labels, task.function, temperature, all_labels=all_labels
+        )
+
+
+def _with_defaults(options: Options, run: Run, recipe: Recipe, session: Session | None) -> Options:
+    precision = "fp32"
+    # bf16 changes probabilities by less than 0.02, but leaves a regression with three digits
+    is_classifier = run.kind.has_probabilities and isinstance(recipe, TextRecipe)
+    if session is None and is_classifier and hardware.prefers_bf16(distributed.device().type):
+        precision = "bf16"
+    return replace(
+        options,
+        precision=options.precision or precision,
+        cpu_kernels=options.cpu_kernels or run.manifest.arguments.get("cpu_kernels", "auto"),
+    )
 
 
 def cells(rows: Any, column: str) -> list[Any]:
@@ -198,7 +332,7 @@ def cells(rows: Any, column: str) -> list[Any]:
     return [cell if cell == cell else None for cell in cells]
 
 
-def _read_lines(no_rows: pa.Table) -> Iterator[pa.Table]:
+def read_lines(no_rows: pa.Table) -> Iterator[pa.Table]:
     """Yield the lines of the standard input as they arrive, in at least one table."""
     names = no_rows.column_names
     stdin: Any = sys.stdin.buffer

@@ -26,7 +26,6 @@ from finetune.recipe.options import (
     RecipeOptions,
     declare,
     option,
-    option_values,
     rule_options,
     validate,
 )
@@ -124,7 +123,7 @@ class Recipe(RecipeOptions):
 
     def resolved_options(self) -> dict[str, Any]:
         """Return the options by name, with the values that follow from data and model."""
-        return option_values(self)
+        return {option.name: getattr(self, option.name) for option in dataclasses.fields(self)}
 
     def note(self, sentence: str) -> None:
         """Add a fact to the report, for the start block and ``run.json``."""

@@ -220,7 +220,7 @@ class TextRecipe(Recipe, TextOptions):
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
         from transformers import DataCollatorWithPadding
 
-        from finetune.data.batches import PADDED_TO
+        from finetune.data.lengths import PADDED_TO
 
         multiple = math.gcd(PADDED_TO, self.token_limit)  # never more than the positions
         return DataCollatorWithPadding(self.processing_class(), pad_to_multiple_of=multiple)

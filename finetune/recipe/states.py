@@ -17,11 +17,9 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from finetune.data.batches import cut_by_length, lengths_of
+from finetune.data.lengths import cut_by_length, default_budget, lengths_of
 from finetune.models import cpu, head
 
-#: Tokens of a batch, as in :mod:`finetune.predicting.predictor`.
-_TOKENS_ON_CPU, _TOKENS_ON_ACCELERATOR = 1024, 65_536
 _ROWS_OF_IMAGES = 32  # of a batch
 
 
@@ -91,7 +89,7 @@ def encode(
         means = _mean(last_states.value.float(), batch.get("attention_mask"))
         return outputs.float().reshape(len(numbers), -1).cpu().numpy(), means.cpu().numpy()
 
-    budget = _TOKENS_ON_CPU if on_cpu else _TOKENS_ON_ACCELERATOR
+    budget = default_budget(device.type)
     lengths = lengths_of(rows, "length")
     if lengths is None:
         lengths = np.full(len(rows), max(1, budget // _ROWS_OF_IMAGES))

@@ -10,9 +10,9 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from finetune.errors import counted
+from finetune.recipe.run import Run
 from finetune.reporting import tables
-from finetune.runs.manifest import Manifest
-from finetune.runs.run import Run
+from finetune.runs.records import Manifest
 from finetune.runtime import hub
 from finetune.runtime.files import write_whole
 from finetune.runtime.formats import visible

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from finetune.data.prediction_columns import LABEL, PREDICTION, THUMBNAIL, without_bytes
 from finetune.errors import UserError
+from finetune.recipe.run import Run
 from finetune.reporting import plots, tables
 from finetune.reporting.card import provenance
 from finetune.reporting.tables import Cell, Table, excerpt, to_cells
-from finetune.runs.run import Run
 from finetune.runtime.files import replacing
 from finetune.statistics import mistakes
 from finetune.statistics.metrics import MAX_CLASSES_OF_CONFUSION

@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from sklearn.metrics import precision_recall_curve, roc_curve
 
 from finetune.reporting.tables import AREAS
-from finetune.runs.manifest import Manifest
+from finetune.runs.records import Manifest
 from finetune.runtime.formats import visible
 from finetune.statistics.scored import ScoredRows
 

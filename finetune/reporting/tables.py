@@ -13,8 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from finetune.errors import counted
 from finetune.export.files import Export
 from finetune.export.push import Push
-from finetune.runs.manifest import Manifest
-from finetune.runs.run import Run
+from finetune.recipe.run import Run
+from finetune.runs.records import Manifest
 from finetune.runtime.files import write_whole
 from finetune.statistics.baselines import FROZEN
 from finetune.statistics.metrics import DIRECTIONS

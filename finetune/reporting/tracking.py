@@ -20,7 +20,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.integrations import integration_utils as library
 
 from finetune.errors import UserError, masked
-from finetune.runs.manifest import Metrics
+from finetune.runs.records import Metrics
 from finetune.runtime import files, hub
 from finetune.training.options import without_none
 

@@ -1,21 +1,13 @@
-"""Write files atomically and never through a link, write standard JSON, and lock directories. The
-system releases a lock when its process ends.
-"""
+"""Write files atomically and never through a link, and write standard JSON."""
 
 import contextlib
-import fcntl
+import hashlib
 import json
 import os
-import platform
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock
-
-LOCK = ".lock"
-_LOCKS: dict[Path, FileLock] = {}  # the locks of this process by the path of their file
 
 
 @contextlib.contextmanager
@@ -31,12 +23,18 @@ def replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
     os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield new
-        with new.open("rb") as file:
-            os.fsync(file.fileno())
+        flush(new)
         os.replace(new, path)
     except BaseException:
         new.unlink(missing_ok=True)
         raise
+
+
+def flush(path: Path) -> None:
+    """Write a file or directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -45,38 +43,15 @@ def write_whole(path: Path, text: str) -> None:
         new.write_text(text, encoding="utf-8")
 
 
-def to_json(content: Any, **options: Any) -> str:
-    """Return ``json.dumps(content, **options)`` with null for NaN and infinity."""
-    text = json.dumps(content, **options)
-    return json.dumps(json.loads(text, parse_constant=lambda name: None), **options)
-
-
-def lock(directory: Path) -> None:
-    """Lock an existing directory until :func:`unlock` is called or the process ends.
-
-    Raises:
-        TimeoutError: If another process has the lock.
-        OSError: If the lock file cannot be created or written, or is a link.
+def to_json_values(content: Any) -> Any:
+    """Return the content as it is read again from JSON: null for NaN and infinity, numbers for
+    those of NumPy, and texts for other objects.
     """
-    path = directory.resolve() / LOCK
-    if path not in _LOCKS:
-        file_lock = FileLock(path, thread_local=False)
-        file_lock.acquire(timeout=0.5)  # `is_locked` in another process holds it for a moment
-        path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
-        _LOCKS[path] = file_lock
+    text = json.dumps(content, default=lambda value: getattr(value, "item", value.__str__)())
+    return json.loads(text, parse_constant=lambda name: None)
 
 
-def unlock(directory: Path) -> None:
-    """Release the lock of a directory, if this process has it."""
-    if file_lock := _LOCKS.pop(directory.resolve() / LOCK, None):
-        file_lock.release()
-
-
-def is_locked(directory: Path) -> bool:
-    """Return whether a process of any user, including this one, has the lock of a directory."""
-    try:
-        with (directory / LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
-    return False
+def hash_file(path: Path, algorithm: Any = "sha256") -> str:
+    """Return the digest of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()

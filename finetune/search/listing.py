@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from finetune.errors import UserError, counted
+from finetune.recipe.run import Run
 from finetune.reporting.tables import format_number
-from finetune.runs.run import Run
+from finetune.runs.records import MANIFEST, Manifest
 from finetune.search import is_set
-from finetune.training.record import MANIFEST
 
 
 def list_runs(directory: str | Path) -> dict[str, str]:
@@ -19,7 +19,7 @@ def list_runs(directory: str | Path) -> dict[str, str]:
     for path in sorted(Path(directory).expanduser().glob("*/")):
         if is_set(path):
             lines[path.name] = f"set of {counted(len(list(path.glob(f'*/{MANIFEST}'))), 'run')}"
-        elif (path / MANIFEST).exists():
+        elif Manifest.exists_in(path):
             run = Run(path)
             try:
                 scores = run.metrics.test if run.status == "finished" else {}

@@ -17,9 +17,9 @@ import numpy as np
 
 from finetune.errors import UserError
 from finetune.pipeline.report import metrics_of, read_same_rows
+from finetune.recipe.run import Run
 from finetune.reporting import plots, tables
 from finetune.reporting.tables import Cell, Table, directions, format_score, judge, to_cells
-from finetune.runs.run import Run
 from finetune.search import require_optuna
 from finetune.search.run_set import RunSet
 from finetune.statistics.estimates import difference_over_seeds, estimate_over_seeds

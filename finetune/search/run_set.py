@@ -22,13 +22,13 @@ from finetune.config.settings import Settings
 from finetune.errors import UserError
 from finetune.pipeline.events import Advanced, Progress, Started, report, reporting
 from finetune.pipeline.preparation import Prepared, prepare_job
-from finetune.pipeline.resumption import ANNOUNCED
 from finetune.pipeline.train import run_training
-from finetune.runs.run import Run
+from finetune.recipe.run import Run
+from finetune.runs.provenance import ANNOUNCED
+from finetune.runs.records import MANIFEST, Record
 from finetune.runtime import distributed
 from finetune.search import SET, is_set
 from finetune.training.options import without_none
-from finetune.training.record import MANIFEST, SCHEMA, Record
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -49,7 +49,6 @@ class SetManifest(Record):
     space: dict[str, str] = field(default_factory=dict)  # of a search: distribution by option
     winner: str | None = None  # of a search: the trial that was evaluated on the test rows
     optimism: float | None = None  # of its validation score; None if that is not known
-    schema: int = SCHEMA
 
 
 @dataclass(frozen=True)

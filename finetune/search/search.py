@@ -12,7 +12,8 @@ from finetune.config.settings import Settings
 from finetune.errors import Diverged, Pruned, UserError
 from finetune.pipeline.events import Noted, Progress, ignore
 from finetune.recipe import Recipe
-from finetune.runtime import distributed, files
+from finetune.runs.directory import unlock_directory
+from finetune.runtime import distributed
 from finetune.search import pages
 from finetune.search.run_set import RunSet, open_set, prepare_set, run_one
 from finetune.search.space import (
@@ -94,7 +95,7 @@ def run_search(
         try:
             _run_trial(trial, study, base, progress)
         finally:
-            files.unlock(trial.path)
+            unlock_directory(trial.path)
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
     winner = _choose_on_rank_zero(study.choose_winner)
     if winner is None:

@@ -16,10 +16,10 @@ from optuna.trial import TrialState
 from optuna.visualization import matplotlib as optuna_plots
 
 from finetune.errors import counted
+from finetune.recipe.run import Run
 from finetune.reporting import plots
 from finetune.reporting.plots import INK, Plot
 from finetune.reporting.tables import Cell, Table, format_number, format_score, to_cells
-from finetune.runs.run import Run
 from finetune.search.run_set import RunSet
 from finetune.search.trials import list_trials, open_study, reason_of, short, trial_name
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import shutil
 import warnings
@@ -28,12 +27,12 @@ from optuna.trial import FrozenTrial, TrialState
 from transformers import EvalPrediction
 
 from finetune.errors import Pruned, RunError, UserError
-from finetune.pipeline.results import VALIDATION
+from finetune.recipe.run import Run
 from finetune.reporting.tables import format_number
-from finetune.runs.run import Run
-from finetune.runtime import files
+from finetune.runs import checkpoints
+from finetune.runs.directory import VALIDATION, is_locked, lock_directory
+from finetune.runtime.files import to_json_values, write_whole
 from finetune.search.run_set import RunSet
-from finetune.training import checkpoint
 
 JOURNAL = "study.journal"
 BEST = "best.yaml"  # the options of the best trial, for --config
@@ -122,7 +121,7 @@ class Trials:
             if (killed := trial.user_attrs.get(_CONTINUES)) is not None:
                 with contextlib.suppress(FileNotFoundError):  # killed before it began
                     self._path(killed).rename(path)
-            checkpoint.occupy(path)
+            lock_directory(path)
         self._current, self._last_step = trial, 0
         return Trial(trial.params, path)
 
@@ -155,7 +154,7 @@ class Trials:
         """Enqueue trials whose process is gone again, from their checkpoint."""
         study = self._study
         running = study.get_trials(states=[TrialState.RUNNING])
-        free = {t.number for t in running if not files.is_locked(self._path(t.number))}
+        free = {t.number for t in running if not is_locked(self._path(t.number))}
         for trial in study.get_trials(states=[TrialState.RUNNING]):  # one may have ended
             if trial.number not in free:
                 continue
@@ -188,7 +187,9 @@ class Trials:
             ending = f"{metric} {format_number(score)}"
         else:
             is_pruned = isinstance(failure, Pruned)
-            reason = str(failure) if failure else f"no evaluation has a number for {metric}"
+            reason = f"no evaluation has a number for {metric}"
+            if failure:
+                reason = str(failure)
             self._current.set_user_attr(_REASON, reason)
             state = TrialState.PRUNED if is_pruned else TrialState.FAIL
             self._study.tell(self._current, state=state)
@@ -215,7 +216,7 @@ class Trials:
         with self._lock:  # of two processes one may not know the best trial of the other
             best = self._best()
             for frozen in self._study.get_trials(deepcopy=False):
-                paths = checkpoint.list_checkpoints(self._path(frozen.number))
+                paths = checkpoints.list_checkpoints(self._path(frozen.number))
                 is_best = best is not None and frozen.number == best.number
                 if paths and frozen.state.is_finished() and not is_best:
                     for path in paths:
@@ -241,10 +242,9 @@ class Trials:
                 reasons = sorted(set(map(reason_of, list_trials(self._study))))
                 raise RunError(f"no trial has a score: {'; '.join(reasons)}")
             path = self._path(best.number)
-            try:
-                files.lock(path)
-            except TimeoutError:
+            if is_locked(path):
                 return None
+            lock_directory(path)
         return Trial(best.params, path)
 
     def finish(self, winner: Trial, options: Mapping[str, Any]) -> str:
@@ -258,8 +258,8 @@ class Trials:
             A sentence if the optimism is not known, else an empty string.
         """
         shared = {n: value for n, value in options.items() if n not in ("output_dir", "config")}
-        plain = json.loads(json.dumps({**shared, **winner.params}, default=str))  # paths in Python
-        files.write_whole(self.run_set.path / BEST, yaml.safe_dump(plain, sort_keys=False))
+        plain = to_json_values({**shared, **winner.params})  # paths in Python
+        write_whole(self.run_set.path / BEST, yaml.safe_dump(plain, sort_keys=False))
         complete = self._study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
         runs = [Run(self._path(frozen.number)) for frozen in complete]
         manifest = self.run_set.manifest

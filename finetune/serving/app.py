@@ -236,11 +236,11 @@ def _read_rows(body: bytes, columns: int) -> list[str] | list[tuple[str, ...]]:
 def _answers(model: Predictor, frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the predictions in a frame as JSON values."""
     names = [name for name in (LABEL, PROBABILITY, PREDICTION) if name in frame]
-    rows = frame[names].to_dict("records") if names else [{} for _ in range(len(frame))]
-    answers = [{str(name): value for name, value in row.items()} for row in rows]
-    if model.labels:
-        group = "probabilities" if LABEL in frame else PREDICTION
-        numbers = frame.drop(columns=names).set_axis(model.labels, axis=1).to_dict("records")
-        for answer, row in zip(answers, numbers, strict=True):
-            answer[group] = row
+    group = "probabilities" if LABEL in frame else PREDICTION
+    answers = []
+    for row in frame.to_dict("records"):
+        answer: dict[str, Any] = {name: row.pop(name) for name in names}
+        if model.labels:
+            answer[group] = dict(zip(model.labels, row.values(), strict=True))
+        answers.append(answer)
     return answers

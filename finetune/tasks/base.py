@@ -208,14 +208,8 @@ class Task(ABC, Generic[S]):
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
         """Return the columns of ``predictions.parquet`` that the toolkit adds, ``label`` first."""
 
-    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> Columns:
-        """Return the columns that ``predict`` adds, with each label's probability if asked for."""
-        return decoding.predicted(
-            outputs, self.labels, self.function, temperature, all_labels=all_labels
-        )
-
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
-        """Return one line about a row with the columns of :meth:`predicted`: the prediction, then
+        """Return one line about a row with the columns that ``predict`` adds: the prediction, then
         at most ``most`` of the other labels.
         """
         probabilities = {label: row[probability_of(label)] for label in self.labels}

@@ -40,19 +40,30 @@ def predicted(
     *,
     all_labels: bool,
 ) -> dict[str, Any]:
-    """Return the columns that ``predict`` adds, by name; see :meth:`Task.predicted`."""
+    """Return the columns that ``predict`` adds, by name.
+
+    Args:
+        outputs: Logits or predicted numbers, shape ``(rows, outputs)``.
+        labels: The names of the classes or of the targets.
+        function: That of the task.
+        temperature: Divides the logits of a softmax.
+        all_labels: Whether to add the probability of every label.
+    """
     values = probabilities(outputs, function, temperature)
+    columns: dict[str, Any] = {}
     if function is None:
         names = [of_target(PREDICTION, name) for name in labels] or [PREDICTION]
-        return dict(zip(names, values.T, strict=True))
-    columns: dict[str, Any] = {}
-    if function == "softmax":
+        columns.update(zip(names, values.T, strict=True))
+    elif function == "softmax":
         columns[LABEL] = [labels[index] for index in values.argmax(axis=1).tolist()]
         columns[PROBABILITY] = values.max(axis=1)
     else:
         columns[LABEL] = label_sets(values > 0.5, labels)
-    if all_labels:
+    if all_labels and function:
         columns.update(zip(map(probability_of, labels), values.T, strict=True))
+    for name, column in columns.items():
+        if name != LABEL:  # as float32: 0.9812, not 0.9811999797821045
+            columns[name] = column.astype(np.float32).astype(str).astype(np.float64)
     return columns
 
 

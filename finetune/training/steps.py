@@ -24,7 +24,8 @@ from torch.utils.data import Sampler
 from transformers import EvalPrediction
 from transformers.trainer_pt_utils import numpy_pad_and_concatenate
 
-from finetune.data import batches, encoding
+from finetune.data import encoding
+from finetune.data.lengths import cut, lengths_of, padded
 from finetune.errors import UserError
 from finetune.runtime import distributed
 
@@ -141,7 +142,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.accumulation = arguments.gradient_accumulation_steps
         self.seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
         self.strategy = arguments.train_sampling_strategy
-        self.lengths = batches.lengths_of(dataset, arguments.length_column_name)
+        self.lengths = lengths_of(dataset, arguments.length_column_name)
         self._steps_of = functools.lru_cache(maxsize=1)(self._draw_steps)  # takes an epoch
         if self.lengths is None and arguments.length_column_name != "length":  # its default
             columns = f"the prepared rows have {', '.join(dataset.column_names)}"
@@ -164,8 +165,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     def _cut_by_tokens(self, max_tokens: int, shares: int) -> list[int]:
         assert self.lengths is not None
-        longest_first = np.sort(batches.padded(self.lengths))[::-1]
-        sizes = batches.cut(longest_first, max_tokens)
+        longest_first = np.sort(padded(self.lengths))[::-1]
+        sizes = cut(longest_first, max_tokens)
         if len(sizes) > 1 and sizes[-1] < sizes[-2]:  # the last step may have a row or two
             total = sum(sizes[-2:])
             sizes[-2:] = [total - total // 2, total // 2]
@@ -220,7 +221,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         else:
             # rows of equal padded length keep the random order, so that batches differ by epoch,
             # and every epoch has the same number of steps
-            lengths = batches.padded(self.lengths)
+            lengths = padded(self.lengths)
             together = len(order)
         chunks = np.split(order, range(together, len(order), together))
         order = np.concatenate([rows[np.argsort(-lengths[rows], kind="stable")] for rows in chunks])

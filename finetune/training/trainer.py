@@ -31,17 +31,20 @@ from transformers import DefaultFlowCallback, EvalPrediction, PreTrainedModel, s
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, rotate_checkpoints
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from finetune.data import batches, encoding
+from finetune.data import encoding
 from finetune.data.labels import list_names
+from finetune.data.lengths import lengths_of
 from finetune.errors import Diverged, UserError
 from finetune.models.cpu import exchange
-from finetune.runtime import distributed, files, internals
+from finetune.runs import checkpoints
+from finetune.runs.directory import lock_directory, move_run_aside, unlock_directory
+from finetune.runs.records import Checkpoint, Manifest
+from finetune.runs.resumption import find_checkpoint
+from finetune.runtime import distributed, internals
 from finetune.runtime.stopping import Stopped
-from finetune.training import checkpoint, steps
+from finetune.training import steps
 from finetune.training.arguments import FinetuneArguments, shard_embeddings_once
 from finetune.training.callbacks import TrainingCallback, explained, make_profiler
-from finetune.training.checkpoint import Checkpoint, occupy
-from finetune.training.record import MANIFEST
 from finetune.training.steps import GlobalBatchSampler, GlobalLoss
 
 
@@ -138,7 +141,7 @@ class Trainer(transformers.Trainer):
         rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(eval_dataset, str):  # the name of one of several
             rows = self.eval_dataset[eval_dataset]
-        lengths = batches.lengths_of(rows, self.args.length_column_name)
+        lengths = lengths_of(rows, self.args.length_column_name)
         order = np.arange(len(rows)) if lengths is None else np.argsort(-lengths, kind="stable")
         documents = encoding.documents_of(rows) if self.row_loss.pooling else None
         if lengths is not None:
@@ -203,48 +206,41 @@ class Trainer(transformers.Trainer):
         """
         path = str(resume_from_checkpoint) if resume_from_checkpoint else None
         if self.moves_runs_aside:  # else the pipeline has verified it and locked the directory
-            path = self._occupy(path or self.args.resume_from_checkpoint)
+            path = self._prepare_directory(path or self.args.resume_from_checkpoint)
         self._resumed = Path(path) if path else None
         if path:
             self._require_all_weights(Path(path))
-        # `complete_checkpoint` deletes checkpoints, the library would do so too early
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        self._limit = limit
+        self._limit = self.args.save_total_limit
         if self.args.profile and self.is_world_process_zero():
             place = self._directory / "profile"
             self.callback.profiler = make_profiler(self.args.profile, place)
         try:
-            with self.callback.profiler or contextlib.nullcontext(), self._explained_saves():
+            with self.callback.profiler or contextlib.nullcontext(), self._saving():
                 output = super().train(path, *args, **kwargs)
             if self.args.should_save:
-                self._delete_replaced()
-                if limit == 1 and self.args.load_best_model_at_end:
+                checkpoints.delete_replaced(self._directory)
+                if self._limit == 1 and self.args.load_best_model_at_end:
                     self._keep_best_checkpoint()
         finally:
-            self.args.save_total_limit = limit
-            self._delete_incomplete()
             if self.moves_runs_aside and self.args.should_save:
-                files.unlock(self._directory)
+                unlock_directory(self._directory)
         if self.is_fsdp_enabled:  # the final model is saved whole, checkpoints are sharded
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         return output._replace(training_loss=output.metrics["train_loss"])
 
-    def _occupy(self, path: str | None) -> str | None:
-        """Lock the output directory, and return the checkpoint to resume from, which is checked."""
+    def _prepare_directory(self, path: str | None) -> str | None:
+        """Lock the output directory, and return the verified checkpoint to resume from, if any."""
         directory = self._directory
-        if path in ("last", "true", "True"):
-            newest, problems = checkpoint.newest_complete(directory)
-            if newest is None:
-                raise UserError(f"no complete checkpoint in {directory}", *problems)
-            path = str(newest)
-        elif path and (reason := checkpoint.problem(Path(path))):
-            raise UserError(f"{path} is damaged: {reason}")
         if path:
-            checkpoint.refuse_code(path)
+            checkpoint = find_checkpoint(path, directory).path
+            if checkpoint is None:
+                raise UserError(f"no checkpoint in {directory}")
+            checkpoints.refuse_code(checkpoint)
+            path = str(checkpoint)
         if self.args.should_save:
-            is_new = not path and (directory / MANIFEST).exists()
-            if moved := occupy(directory, moves_aside=is_new):
-                logging.getLogger("finetune").warning(moved)
+            lock_directory(directory)
+            if not path and Manifest.exists_in(directory):
+                logging.getLogger("finetune").warning(move_run_aside(directory))
         return path
 
     def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any) -> torch.Tensor:
@@ -381,9 +377,7 @@ class Trainer(transformers.Trainer):
         self.require_finite()
         path = self._checkpoint_path()
         if self.args.should_save:
-            if (path / Checkpoint.NAME).exists():
-                checkpoint.set_aside(path, "replaced")
-            shutil.rmtree(path, ignore_errors=True)
+            checkpoints.begin_checkpoint(path)
         self._incomplete = path
         distributed.gather(None)
 
@@ -392,63 +386,57 @@ class Trainer(transformers.Trainer):
         after that; every process calls it.
         """
         path = self._checkpoint_path()
-        with self._explained_saves():
-            pending = {"loss_by_process": distributed.gather(self._loss.item())}
-            if self.args.should_save:
-                checkpoint.complete(path, configuration=self.configuration, pending=pending)
+        pending = {"loss_by_process": distributed.gather(self._loss.item())}
+        if self.args.should_save:
+            checkpoints.complete_checkpoint(path, self.configuration, pending)
         self._incomplete = None
         if self.args.should_save:
             if self.state.global_step > self._first_step:  # else the training resumes from it
-                self._delete_replaced()
+                checkpoints.delete_replaced(self._directory)
             rotate_checkpoints(str(self._directory), self._limit, self.state.best_model_checkpoint)
         distributed.gather(None)  # no process reads it before it is complete
-
-    def _delete_incomplete(self) -> None:
-        """Delete the checkpoint that could not be written: the disk may be full."""
-        if self._incomplete is not None and self.args.should_save:
-            shutil.rmtree(self._incomplete, ignore_errors=True)
-        self._incomplete = None
-
-    def _delete_replaced(self) -> None:
-        for replaced in self._directory.glob("replaced-checkpoint-*"):
-            shutil.rmtree(replaced, ignore_errors=True)
 
     def _keep_best_checkpoint(self) -> None:
         """Delete the last checkpoint, if it is not the best one, as the library does at the end."""
         best = self.state.best_model_checkpoint
         if best is None:
             return
-        for path in checkpoint.list_checkpoints(self._directory):
+        for path in checkpoints.list_checkpoints(self._directory):
             if not path.samefile(best):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _explained_saves(self) -> contextlib.AbstractContextManager[None]:
-        """Explain errors while a checkpoint is written, and those that nobody else explains."""
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Explain errors inside the block, and delete a checkpoint that could not be written: the
+        disk may be full. The library deletes no checkpoints, it would do so too early.
+        """
 
         def work() -> str:
             if self._incomplete is None:
                 return "the training"
             return f"writing {self._incomplete.name}"
 
-        return explained(self.args, work)
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            with explained(self.args, work):
+                yield
+        finally:
+            self.args.save_total_limit = limit
+            if self._incomplete is not None and self.args.should_save:
+                shutil.rmtree(self._incomplete, ignore_errors=True)
+            self._incomplete = None
 
     def save_stopped(self) -> None:
         """Save the last step unless it is saved already; every process calls it."""
         is_new = self.state.global_step > self._first_step
-        if is_new and not (self._checkpoint_path() / Checkpoint.NAME).exists():
+        if is_new and not Checkpoint.exists_in(self._checkpoint_path()):
             self._save_now()
 
     def _save_now(self) -> None:
         """Save outside of the library's loop, which has no public method for that."""
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
-            with self._explained_saves():
-                is_saved = internals.save_checkpoint(self)
-            if is_saved:
+        with self._saving():
+            if internals.save_checkpoint(self):
                 self.complete_checkpoint()
-        finally:
-            self.args.save_total_limit = limit
-            self._delete_incomplete()
 
     def _require_all_weights(self, directory: Path) -> None:
         """Refuse a directory that lacks weights of the model: the library only warns when it loads
@@ -573,7 +561,7 @@ class Trainer(transformers.Trainer):
         is_finite = self._overflows <= (20 if self.accelerator.scaler else 0)
         if is_finite and all(bool(weight.isfinite().all()) for weight in weights):
             return
-        paths = checkpoint.list_checkpoints(self._directory)
+        paths = checkpoints.list_checkpoints(self._directory)
         last = f"The last checkpoint, {paths[0].name}, is good. " if paths else ""
         raise Diverged(
             f"the loss, the gradient norm or a weight is not finite at step {step:,} (learning "

@@ -16,9 +16,8 @@ import pytest
 from filelock import FileLock
 
 from finetune import Run, UserError
-from finetune.pipeline import resumption
-from finetune.training import checkpoint
-from finetune.training.checkpoint import occupy, refuse_foreign
+from finetune.runs import checkpoints, resumption
+from finetune.runs.directory import lock_directory, move_run_aside, refuse_foreign_directory
 from tests.acceptance.conftest import Finished
 from tests.acceptance.test_training import Train
 from tests.conftest import HANGS
@@ -64,8 +63,9 @@ def test_a_run_of_another_user_is_refused_and_not_moved(running: Path, writable:
 
 
 def take(run: Path) -> None:
-    refuse_foreign(run)
-    occupy(run, moves_aside=True)
+    refuse_foreign_directory(run)
+    lock_directory(run)
+    move_run_aside(run)
 
 
 def as_nobody(work: Callable[[Path], object], run: Path) -> str:
@@ -97,9 +97,9 @@ def test_a_checkpoint_without_permission_is_not_called_damaged(
         os.chmod(shared, 0o777)
         run = Path(shutil.copytree(whole(), Path(shared, "run")))
         os.chmod(run, 0o777)
-        newest = checkpoint.list_checkpoints(run)[0] / "optimizer.pt"
+        newest = checkpoints.list_checkpoints(run)[0] / "optimizer.pt"
         newest.chmod(0o600)
-        message = as_nobody(lambda run: resumption.find("last", run, renames=True), run)
+        message = as_nobody(lambda run: resumption.find_checkpoint("last", run, renames=True), run)
         assert message == f"{newest} cannot be read: Permission denied"
         assert newest.exists()
 

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import finetune
 from finetune import Run, UserError, cli
+from finetune.runs.checkpoints import refuse_code
 from finetune.runtime.files import replacing
-from finetune.training.checkpoint import refuse_code
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

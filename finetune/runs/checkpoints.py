@@ -1,19 +1,18 @@
-"""Complete checkpoints, and a lock on the output directory.
+"""The checkpoints of a run: list, verify, complete, rename and delete them.
 
 When every process has written its part of ``checkpoint-N/`` and all of it is on the disk,
 ``checkpoint.json`` is written, with the size and checksum of each file. A directory without it, or
-whose files differ from it, is not a complete checkpoint: training never resumes from it.
+whose files differ from it, is not a complete checkpoint: training never resumes from it. While a
+step is saved again, its first checkpoint is called ``replaced-checkpoint-N``.
 
 A checksum shows damage but no manipulation: whoever can change a file can change
 ``checkpoint.json`` too. So pickles are searched for code before they are loaded.
 """
 
-import hashlib
-import itertools
-import os
 import pickle
 import re
-from dataclasses import dataclass, field
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,65 +23,72 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from transformers.trainer_pt_utils import safe_globals
 
 from finetune.errors import UserError
-from finetune.runtime import files
-from finetune.training.record import MANIFEST, Record
+from finetune.runs.directory import free_path
+from finetune.runs.records import Checkpoint
+from finetune.runtime.files import flush, hash_file
 
 STATE = "trainer_state.json"  # written by Trainer: steps, history, best metric
 #: Files that the libraries may load from a checkpoint. Others, like ``.DS_Store``, are ignored.
 _LOADED = re.compile(r"(.*/)?(\.metadata|[^./][^/]*\.(pt|pth|bin|safetensors|json|distcp))")
 #: Globals in the pickle ``.metadata`` besides dtypes and the classes of torch's metadata module.
 _IN_METADATA = {
-    *("torch.distributed.checkpoint.filesystem._StorageInfo", "torch.serialization._get_layout"),
-    *("torch.Size", "pathlib.PosixPath", "collections.OrderedDict"),
+    "torch.distributed.checkpoint.filesystem._StorageInfo",
+    "torch.serialization._get_layout",
+    "torch.Size",
+    "pathlib.PosixPath",
+    "collections.OrderedDict",
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint(Record):
-    """``checkpoint.json``."""
-
-    NAME = "checkpoint.json"
-
-    step: int  # of the optimizer, the last completed one
-    files: dict[str, dict[str, Any]]  # by path: ``{"bytes": ..., "xxh3_128": ...}``
-    configuration: dict[str, Any]  # what a resume must not change, see `pipeline/resumption.py`
-    pending: dict[str, Any] = field(default_factory=dict)  # losses since the last log
-    schema: int = 1
-
-
-def complete(path: Path, **facts: Any) -> None:
-    """Flush a checkpoint that all processes have written, and add ``checkpoint.json``."""
-    files = _describe_files(path)
-    for name in files:
-        _flush(path / name)
-    Checkpoint(step=number(path), files=files, **facts).write(path)
-    for directory in (path, path.parent):
-        _flush(directory)
-
-
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Return the checkpoints of a run, complete or not, newest first. While a step is saved again,
-    its first checkpoint is called ``replaced-checkpoint-N``.
-    """
-    paths = [path for path in directory.glob("*checkpoint-*") if number(path) and path.is_dir()]
-    return sorted(paths, key=lambda path: (-number(path), path.name))
+    """Return the checkpoints of a run, complete or not, newest first."""
+    paths = [path for path in directory.glob("*checkpoint-*") if step_of(path) and path.is_dir()]
+    return sorted(paths, key=lambda path: (-step_of(path), path.name))
 
 
-def number(path: Path) -> int:
+def step_of(path: Path) -> int:
     """Return the step in the name of a checkpoint; 0 for other names."""
     match = re.fullmatch(r"(?:replaced-)?checkpoint-([0-9]+)", path.name)
     return int(match[1]) if match else 0
 
 
-def problem(path: Path) -> str | None:
+def begin_checkpoint(path: Path) -> None:
+    """Make room for a checkpoint. An earlier one of the same step is kept under another name until
+    :func:`delete_replaced` is called; an incomplete one is deleted.
+    """
+    if Checkpoint.exists_in(path):
+        set_aside(path, "replaced")
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def complete_checkpoint(
+    path: Path, configuration: Mapping[str, Any], pending: dict[str, Any]
+) -> None:
+    """Flush a checkpoint that all processes have written, and add ``checkpoint.json``."""
+    files = _describe_files(path)
+    for name in files:
+        flush(path / name)
+    step = step_of(path)
+    Checkpoint(step=step, files=files, configuration=configuration, pending=pending).write(path)
+    for directory in (path, path.parent):
+        flush(directory)
+
+
+def delete_replaced(directory: Path) -> None:
+    """Delete the checkpoints of a run that were saved again."""
+    for replaced in directory.glob("replaced-checkpoint-*"):
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def find_damage(path: Path) -> str | None:
     """Return what is wrong with a checkpoint, or None; every byte is read. A file that may not be
     read raises a ``UserError``: it need not be damaged.
     """
-    if not (path / Checkpoint.NAME).exists():
+    if not Checkpoint.exists_in(path):
         return f"it has no {Checkpoint.NAME}: it is incomplete, or was saved by another trainer"
     try:
         checkpoint = Checkpoint.read(path)
-        if checkpoint.step != number(path):
+        if checkpoint.step != step_of(path):
             return f"it was saved at step {checkpoint.step} and renamed"
         saved = checkpoint.files
         present = _describe_files(path)
@@ -96,11 +102,11 @@ def problem(path: Path) -> str | None:
     return None
 
 
-def newest_complete(directory: Path) -> tuple[Path | None, list[str]]:
+def find_newest_complete(directory: Path) -> tuple[Path | None, list[str]]:
     """Return the newest complete checkpoint of a run, and what is wrong with newer ones."""
     problems: list[str] = []
     for path in list_checkpoints(directory):
-        if (reason := problem(path)) is None:
+        if (reason := find_damage(path)) is None:
             return path, problems
         problems.append(f"{path} is damaged ({reason})")
     return None, problems
@@ -108,56 +114,7 @@ def newest_complete(directory: Path) -> tuple[Path | None, list[str]]:
 
 def set_aside(path: Path, prefix: str) -> Path:
     """Rename a checkpoint so that it is not used: ``damaged-checkpoint-9``."""
-    return path.rename(_free_path(path.with_name(f"{prefix}-{path.name}")))
-
-
-def _free_path(path: Path) -> Path:
-    paths = (path.with_name(f"{path.name}.{count}") for count in itertools.count(1))
-    return next(free for free in itertools.chain([path], paths) if not free.exists())
-
-
-def occupy(directory: Path, *, moves_aside: bool = False) -> str | None:
-    """Create a directory if necessary and lock it until ``files.unlock`` or the end of the process.
-
-    With ``moves_aside`` an earlier run in it is renamed, and a sentence that says so is returned.
-
-    Raises:
-        UserError: If a run is in progress there, on this machine or another.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        files.lock(directory)
-    except OSError as error:
-        reason = f"cannot be locked: {error}"
-        if isinstance(error, TimeoutError):
-            process = (directory / files.LOCK).read_text(errors="replace")
-            reason = f"a run is in progress there ({process}): stop it, or use another directory"
-        raise UserError(f"--output_dir {directory}: {reason}") from error
-    if not moves_aside or not _content(directory):
-        return None
-    if directory.name in ("", ".."):  # `.` has no name to append a number to
-        directory = directory.resolve()
-    files.unlock(directory)
-    aside = directory.rename(_free_path(directory))
-    occupy(directory)
-    return f"moved the run in {directory} to {aside}"
-
-
-def refuse_foreign(directory: Path) -> None:
-    """Refuse a directory that holds other files than a run, or a run that is in progress."""
-    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise UserError(f"--output_dir {directory}: {existing} is a file or cannot be written to")
-    if files.is_locked(directory):
-        occupy(directory)  # which refuses it unless it is ours
-    # `recipe.trainer()` leaves checkpoints without a run.json
-    is_run = (directory / MANIFEST).exists() or any(directory.glob("checkpoint-*"))
-    if _content(directory) and not is_run:
-        raise UserError(f"--output_dir {directory} holds files but no run: use another directory")
-
-
-def _content(directory: Path) -> list[Path]:
-    return [path for path in directory.glob("*") if path.name != files.LOCK]
+    return path.rename(free_path(path.with_name(f"{prefix}-{path.name}")))
 
 
 def refuse_code(checkpoint: str | Path) -> None:
@@ -206,13 +163,6 @@ def _describe_files(directory: Path) -> dict[str, dict[str, Any]]:
     for path in directory.rglob("*"):
         name = path.relative_to(directory).as_posix()
         if name != Checkpoint.NAME and path.is_file():
-            with path.open("rb") as file:
-                checksum = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+            checksum = hash_file(path, xxhash.xxh3_128)
             files[name] = {"bytes": path.stat().st_size, "xxh3_128": checksum}
     return files
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)

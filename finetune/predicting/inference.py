@@ -1,0 +1,119 @@
+"""Turn rows into logits: the engine behind :class:`finetune.Predictor`, ``predict`` and ``export``.
+
+Rows are tokenized some at a time, computed in batches of similar length, and pooled. A subclass
+prepares rows, as a recipe does or from the facts of an export; a :class:`Session` computes batches,
+with torch or another engine. Torch is not imported: an export answers without it.
+"""
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Protocol
+
+import numpy as np
+
+from finetune.data.encoding import pooled
+from finetune.data.lengths import cut_by_length
+
+_CHARACTERS_AT_ONCE = 2**20  # to encode, each text counted as long as the longest
+_MAX_WAITING_BATCHES = 256  # batches: a text of megabytes has many windows
+_Logits = Callable[[], np.ndarray]
+#: The logits of each batch, with the row of each of its inputs; and which rows have a value.
+Submission = tuple[list[tuple[_Logits, np.ndarray]], np.ndarray]
+#: Inputs of a model; the row of each; and how many tokens each counts, both of shape ``(inputs,)``.
+#: A long text may be several inputs, its windows.
+Encoded = tuple[Sequence[Mapping[str, Any]], np.ndarray, np.ndarray]
+#: The arrays or tensors that a model takes, by name, shape ``(inputs, ...)``.
+Batch = Mapping[str, Any]
+
+
+class Session(Protocol):
+    """Computes batches; several threads may call it at once.
+
+    Attributes:
+        inputs: The names of the inputs of the model.
+    """
+
+    inputs: Collection[str]
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        """Return the logits of a batch, float32, shape ``(inputs, outputs)``."""
+
+
+class Inference(ABC):
+    """A loaded model: values of rows in, logits out.
+
+    Attributes:
+        session: Computes batches.
+        width: The number of outputs of the model.
+        pooling: How the outputs of windows become those of their text, ``mean`` or ``max``.
+        batch_tokens: Tokens of a batch with padding, unless one row has more.
+        max_rows: Rows of a batch; None for as many as have these tokens.
+        executor: Computes several batches at once; None for the thread of the caller.
+    """
+
+    session: Session
+    width: int
+    pooling: str
+    batch_tokens: int = 8192
+    max_rows: int | None = 32
+    executor: Executor | None = None
+
+    @abstractmethod
+    def _encode(self, values: list[Any]) -> Encoded:
+        """Return the inputs of the model for the values of one row or more."""
+
+    @abstractmethod
+    def _collate(self, inputs: list[Mapping[str, Any]]) -> Batch:
+        """Return inputs as a batch, padded."""
+
+    def close(self) -> None:
+        """End the threads; batches that are waiting are not computed."""
+        if self.executor:
+            self.executor.shutdown(cancel_futures=True)
+
+    def __call__(self, values: Sequence[Any]) -> np.ndarray:
+        """Return the logits of rows, see :meth:`submit` and :meth:`logits`."""
+        return self.logits(self.submit(values))
+
+    def submit(self, values: Sequence[Any]) -> Submission:
+        """Start to compute rows, for :meth:`logits`.
+
+        The longest rows come first, so that memory runs out at once or never. Values are what the
+        encoder reads of a row: a text, a tuple of texts, or e.g. an image; None where it is
+        missing.
+        """
+        has_value = np.array([value is not None for value in values], dtype=bool)
+        rows = [value for value in values if value is not None]
+        batches: list[tuple[_Logits, np.ndarray]] = []
+        sizes = np.ones(len(rows), dtype=np.int64)
+        if self.executor:  # which computes the longest texts while others are encoded
+            sizes = np.array(
+                [len("".join(row)) if isinstance(row, (str, tuple)) else 1 for row in rows]
+            )
+        for numbers in cut_by_length(sizes, _CHARACTERS_AT_ONCE):
+            inputs, documents, lengths = self._encode([rows[number] for number in numbers])
+            for places in cut_by_length(lengths, self.batch_tokens, self.max_rows):
+                logits: _Logits = functools.partial(self._compute, inputs, places)
+                if self.executor:
+                    logits = self.executor.submit(logits).result
+                batches.append((logits, numbers[documents[places]]))
+            if self.executor and len(batches) > _MAX_WAITING_BATCHES:
+                batches[-_MAX_WAITING_BATCHES][0]()  # until memory for more is free
+        return batches, has_value
+
+    def logits(self, submission: Submission) -> np.ndarray:
+        """Return the logits of submitted rows, float32, shape ``(rows, outputs)``; 0 for those
+        without a value.
+        """
+        batches, has_value = submission
+        logits = np.zeros((len(has_value), self.width), np.float32)
+        if batches:
+            results, rows = zip(*batches, strict=True)
+            outputs = np.concatenate([result() for result in results])
+            logits[has_value] = pooled(outputs, np.concatenate(rows), self.pooling)
+        return logits
+
+    def _compute(self, inputs: Sequence[Mapping[str, Any]], places: np.ndarray) -> np.ndarray:
+        return self.session(self._collate([inputs[int(place)] for place in places]))
