@@ -36,7 +36,7 @@ def main(recipe: str = "", *flags: str) -> int:
         train(distributed.main_process_first(lambda: prepare(settings)))
     except UserError as error:
         return stopping.stop(error)
-    distributed.leave()
+    distributed.leave_process_group()
     return 0
 
 

@@ -41,7 +41,7 @@ def main(recipe: str = "", *flags: str) -> int:
         train(distributed.main_process_first(lambda: prepare(settings)))
     except UserError as error:
         return stopping.stop(error)
-    distributed.leave()  # dist.destroy_process_group()
+    distributed.leave_process_group()  # dist.destroy_process_group()
     return 0
 
 

@@ -27,43 +27,47 @@ from finetune.runtime import __version__ as __version__
 
 if TYPE_CHECKING:
     from finetune.errors import Diverged, RunError, UserError
-    from finetune.export.create import export
-    from finetune.export.files import Export
-    from finetune.export.predictor import Predictor
-    from finetune.export.push import Push, push
+    from finetune.exporting.create import export
+    from finetune.exporting.files import Export
+    from finetune.exporting.predictor import Predictor
+    from finetune.exporting.push import Push, push
     from finetune.pipeline.check import Check, check
+    from finetune.pipeline.compare import Comparison, compare
     from finetune.pipeline.evaluate import Evaluation, evaluate
     from finetune.pipeline.predict import FilePrediction, predict, predict_file
-    from finetune.pipeline.report import Comparison, Report, compare, report
+    from finetune.pipeline.report import Report, report
     from finetune.pipeline.train import launch, train
     from finetune.recipe import ImageRecipe, Recipe, TextRecipe, option
     from finetune.recipe.run import Run
     from finetune.recipe.scoring import Scoring
-    from finetune.search.repeat import repeat
-    from finetune.search.run_set import RunSet
     from finetune.serving.app import create_app
+    from finetune.sets.repeat import repeat
+    from finetune.sets.run_set import RunSet
+    from finetune.sets.search import search
 
 #: The public names of each module. Type checkers find the types of the events in their module.
 _MODULES = {
     "errors": "Diverged RunError UserError",
-    "export.files": "Export",
-    "export.predictor": "Predictor",
-    "export.push": "Push push",
+    "exporting.create": "export",
+    "exporting.files": "Export",
+    "exporting.predictor": "Predictor",
+    "exporting.push": "Push push",
     "pipeline.check": "Check check",
+    "pipeline.compare": "Comparison compare",
     "pipeline.evaluate": "Evaluation evaluate",
     "pipeline.events": "Advanced Event Finished Logged Noted Started",
     "pipeline.predict": "FilePrediction predict predict_file",
-    "pipeline.report": "Comparison Report compare report",
+    "pipeline.report": "Report report",
     "pipeline.train": "launch train",
     "recipe": "ImageClassification ImageRecipe Recipe TextClassification TextRecipe option",
     "recipe.scoring": "Scoring",
     "recipe.run": "Run",
-    "search.repeat": "repeat",
-    "search.run_set": "RunSet",
     "serving.app": "create_app",
+    "sets.repeat": "repeat",
+    "sets.run_set": "RunSet",
+    "sets.search": "search",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
-_CALLABLE = ("export", "search")  # packages that can be called
 __all__ = ["Check", "Comparison", "Diverged", "Evaluation", "Export", "FilePrediction"]
 __all__ += ["ImageRecipe", "Predictor", "Push", "Recipe", "Report", "Run", "RunError", "RunSet"]
 __all__ += ["Scoring", "TextRecipe", "UserError", "check", "compare", "create_app", "evaluate"]
@@ -72,12 +76,10 @@ __all__ += ["search", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _CALLABLE:
-        return importlib.import_module(f"finetune.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'finetune' has no attribute {name!r}")
     return getattr(importlib.import_module(f"finetune.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULE_OF, *_CALLABLE})
+    return sorted({*globals(), *_MODULE_OF})

@@ -1,4 +1,4 @@
-"""Errors and findings: :class:`UserError`, :class:`Finding` and :class:`Report`.
+"""Errors and findings: :class:`UserError`, :class:`Finding` and :class:`Findings`.
 
 A user's mistake is a :class:`UserError`; a broken invariant is an ``assert``. The command line
 prints a :class:`UserError` on rank 0, without a traceback, and exits with status 2.
@@ -123,7 +123,7 @@ class Facts:
     corrections: Sequence[dict[str, Any]] = ()  # of each file of corrections
 
 
-class Report:
+class Findings:
     """All findings about the data and the options of a recipe.
 
     A training raises all errors at once and prints the rest; ``check`` prints all findings.
@@ -159,9 +159,9 @@ class Report:
         """Add an error, which :meth:`raise_errors` raises; ``details`` as in :meth:`info`."""
         self.add(Finding(name=name, severity="error", message=message, **details))
 
-    def fail(self, message: str, name: str = "refused", **details: Any) -> NoReturn:
+    def fail(self, message: str, **details: Any) -> NoReturn:
         """Add an error that makes further checks impossible, and raise all errors."""
-        self.error(message, name, **details)
+        self.error(message, **details)
         raise UserError(*self.sentences("error"))
 
     @contextlib.contextmanager
@@ -231,6 +231,11 @@ def list_first(items: Sequence[object], count: int) -> str:
     if len(items) > count:
         listed += ", ..."
     return listed
+
+
+def first_line(error: object) -> str:
+    """Return the first line of the message of an error."""
+    return str(error).strip().partition("\n")[0]
 
 
 def suggestion(name: str, names: Iterable[object], cutoff: float = 0.5) -> str:

@@ -30,7 +30,7 @@ class Mnist(Recipe):
         num_train_epochs=1,
         remove_unused_columns=False,  # the collator reads the column `image`
     )
-    embedded = dict(dataset="embedded:digits")
+    embedded = dict(dataset="embedded:digits", num_train_epochs=10)
 
     dataset: str = "ylecun/mnist"
 

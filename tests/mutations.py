@@ -105,8 +105,8 @@ MUTATIONS = (
     Mutation(
         "hundreds of different whole numbers are taken for classes without a question",
         "finetune/tasks/kinds.py",
-        "SURELY_CLASSES = 20",
-        "SURELY_CLASSES = 2000",
+        "MAX_OBVIOUS_CLASSES = 20",
+        "MAX_OBVIOUS_CLASSES = 2000",
         ("B2",),
     ),
     Mutation(
@@ -265,7 +265,7 @@ MUTATIONS = (
     ),
     Mutation(
         "--exclude leaves no row out",
-        "finetune/data/corrections.py",
+        "finetune/checking/corrections.py",
         '_parse_label(cell, train) if flag == "--relabel" else None',
         '_parse_label(cell, train) if flag != "" else None',
         ("C8",),

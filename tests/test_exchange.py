@@ -81,7 +81,7 @@ trainers.append(weakref.ref(trainer))
 del trainer, wrapped  # before the process group, because they hold its threads
 gc.collect()
 assert [reference() for reference in trainers] == [None, None]
-distributed.leave()
+distributed.leave_process_group()
 threads = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
 assert not any("gloo" in name for name in threads), threads
 """

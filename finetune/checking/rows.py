@@ -22,7 +22,7 @@ from finetune.data import ROW, arrow, digests, encoding, targets
 from finetune.data.digests import drop_repeated
 from finetune.data.splits import Plan, build_index
 from finetune.data.targets import RELABEL, report_rows
-from finetune.errors import Report, UserError, counted, list_first
+from finetune.errors import Findings, UserError, counted, list_first
 from finetune.runtime import activity
 from finetune.statistics import baselines, mistakes
 from finetune.statistics.estimates import share, wilson
@@ -47,7 +47,7 @@ _SUSPICIOUS_LABELS = 0.03
 
 
 def check_rows(
-    source: DatasetDict, splits: DatasetDict, columns: Sequence[str], report: Report
+    source: DatasetDict, splits: DatasetDict, columns: Sequence[str], report: Findings
 ) -> None:
     """Report damaged texts in the source, and class problems in the ``splits`` made from it.
 
@@ -76,6 +76,11 @@ def require_all_rows(
 ) -> None:
     """Check that ``prepare`` returned all rows of each split in their order, judged by the labels.
 
+    Args:
+        prepared: What the step returned.
+        splits: The raw rows.
+        targets_of: Returns the labels of the rows of a split.
+
     Raises:
         UserError: For each split with other rows or labels.
     """
@@ -102,12 +107,17 @@ def check_deep(
     column: str,
     read: Sequence[str],
     plan: Plan,
-    report: Report,
+    report: Findings,
 ) -> None:
     """Report near duplicates, revealing words and columns, and suspected labels; takes minutes.
 
-    ``read`` are the user's names of the columns that the model reads. Near duplicates that ``plan``
-    drops are already in the report.
+    Args:
+        source: All rows of the data.
+        splits: The splits that are made from them.
+        column: The column of texts.
+        read: The user's names of the columns that the model reads.
+        plan: How rows are split; near duplicates that it drops are already in the report.
+        report: Gets the findings.
     """
     rows = splits["train"]
     if not arrow.is_text(rows.data.schema.field(column).type):
@@ -115,7 +125,7 @@ def check_deep(
         return
     # count the near duplicates that the plan keeps
     near_plan = Plan(drop_duplicates="near", drop_overlap="near")
-    near = Report()
+    near = Findings()
     drop_repeated(build_index(source, near_plan, near), source, column, near_plan, near)
     for finding in near.findings:
         if finding.name == "near_duplicates" and plan.drop_duplicates == "exact":
@@ -137,7 +147,7 @@ def check_deep(
     _find_suspected_labels(rows, column, report)
 
 
-def _find_class_problems(train: Dataset, test: Dataset, report: Report) -> None:
+def _find_class_problems(train: Dataset, test: Dataset, report: Findings) -> None:
     """Report dominant classes, classes with few training rows, and classes without test rows."""
     names = targets.class_names(train)
     noun = "label" if targets.is_set(train) else "class"
@@ -165,7 +175,7 @@ def _find_class_problems(train: Dataset, test: Dataset, report: Report) -> None:
             report.warning(message, name, fix=fix, count=count, examined=len(train))
 
 
-def _find_revealing_words(rows: Dataset, column: str, report: Report) -> None:
+def _find_revealing_words(rows: Dataset, column: str, report: Findings) -> None:
     """Report words, and pairs of words, that nearly determine the class of training rows."""
     from sklearn.feature_extraction.text import CountVectorizer
 
@@ -178,7 +188,7 @@ def _find_revealing_words(rows: Dataset, column: str, report: Report) -> None:
         return
     words = vectorizer.get_feature_names_out()
     texts = np.asarray(terms.sum(axis=0), dtype=np.int64).ravel()
-    rules: list[tuple[int, int, str]] = []  # texts of the class with the term; all texts with it
+    rules = []  # texts of the class with the term; all texts with it
     for label, size in zip(*np.unique(labels, return_counts=True), strict=True):
         hits = np.asarray(terms[labels == label].sum(axis=0), dtype=np.int64).ravel()
         low, _ = wilson(hits / texts, texts, _DEVIATIONS)
@@ -211,7 +221,7 @@ def _count_terms(vectorizer: Any, texts: Sequence[str]) -> Any:
         return None
 
 
-def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) -> None:
+def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Findings) -> None:
     """Report columns that nearly determine the class; the model reads the columns ``read``.
 
     The prediction for a row is the most frequent class of its value in the other half of the rows.
@@ -231,28 +241,31 @@ def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) 
         if constant == 1 or pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
             continue
         frame = pd.DataFrame({"code": pd.factorize(values.to_pandas())[0], "label": labels})
-        right = 0
+        correct = 0
         for number in (0, 1):
             counts = frame[half != number].value_counts()  # the most frequent pairs first
             most_frequent = counts.reset_index().drop_duplicates("code").set_index("code")["label"]
             rest = frame[half == number]
-            right += int((rest["code"].map(most_frequent) == rest["label"]).sum())
-        accuracy = right / len(labels)
+            correct += int((rest["code"].map(most_frequent) == rest["label"]).sum())
+        accuracy = correct / len(labels)
         if accuracy - constant < _SAVED * (1 - constant):
             continue
         message = (
             f"the column '{name}' alone predicts the label of {accuracy:.1%} of the training rows "
             f"(the most frequent class: {constant:.1%})"
         )
-        how: Any = dict(name="revealing_column", count=right, examined=len(labels))
+        details: Any = dict(name="revealing_column", count=correct, examined=len(labels))
         if name in read:
-            fix = "leave it out of --text_columns unless it is known before the label is"
-            report.warning(message, fix=fix, **how)
+            report.warning(
+                message,
+                fix="leave it out of --text_columns unless it is known before the label is",
+                **details,
+            )
         else:
-            report.info(f"{message}; the model does not read it", **how)
+            report.info(f"{message}; the model does not read it", **details)
 
 
-def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
+def _find_suspected_labels(rows: Dataset, column: str, report: Findings) -> None:
     """Report labels that contradict confident predictions of a cross-validated bag of words."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from threadpoolctl import threadpool_limits
@@ -276,13 +289,16 @@ def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
             probabilities[is_held_out] = predict(terms[is_held_out])
     scored = ScoredRows(labels, names, Probabilities(probabilities))
     suspicion = mistakes.suspicion(scored)
-    right = share(int(scored.right.sum()), len(scored))
+    correct = share(int(scored.is_correct.sum()), len(scored))
     # otherwise it mostly predicts the most frequent class, and contradicts all others
-    beats_constant = right.low > np.bincount(labels).max() / len(labels)
+    beats_constant = correct.low > np.bincount(labels).max() / len(labels)
     if suspicion is None or not beats_constant:
-        wrong = f"a cross-validated bag of words is wrong in {1 - right.value:.0%} of the rows"
-        fix = "train a model, which is more accurate, and read suspects.csv of the run"
-        report.info(f"the labels could not be checked: {wrong}", "suspected_labels", fix=fix)
+        wrong = f"a cross-validated bag of words is wrong in {1 - correct.value:.0%} of the rows"
+        report.info(
+            f"the labels could not be checked: {wrong}",
+            "suspected_labels",
+            fix="train a model, which is more accurate, and read suspects.csv of the run",
+        )
         return
     positions = suspicion.rows
     predicted = probabilities[positions]

@@ -28,6 +28,6 @@ def verdict(result: Any) -> str:
     sentences = {
         0: f"nothing suspicious: training would work{steps}",
         2: f"training would refuse: {counted(errors, 'error')}",
-        3: f"training would work{steps}; {counted(warnings, 'warning')} to look at first",
+        3: f"training would work{steps}, with {counted(warnings, 'warning')}",
     }
     return sentences[result.status]

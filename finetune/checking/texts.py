@@ -17,7 +17,7 @@ from finetune.data import arrow, digests
 from finetune.data.encoding import Encoder
 from finetune.data.targets import EXCLUDE, report_rows, source_rows
 from finetune.data.tokenize import read_by_model
-from finetune.errors import Report
+from finetune.errors import Findings
 
 #: The most rows of a split that are checked; of more rows, a random sample.
 _MAX_ROWS = 100_000
@@ -53,7 +53,7 @@ _DAMAGES: dict[str, tuple[str, str, str]] = {
 }
 #: For language detection: the most texts, the fewest letters of a text, and the smallest difference
 #: in log-probability between the two most likely languages.
-_LANGUAGE_SAMPLE, _MIN_LETTERS, _LEAST_MARGIN = 2000, 20, 7.0
+_LANGUAGE_SAMPLE, _MIN_LETTERS, _MIN_MARGIN = 2000, 20, 7.0
 #: If a smaller share of texts has a clear language, they are codes or names, not prose.
 _PROSE = 0.5
 #: The fewest texts in other languages that are reported.
@@ -62,21 +62,30 @@ _MIN_OTHER_TEXTS = 5
 _TOKEN_SAMPLE = 1000
 #: The mean share of unknown tokens from which there is a warning, and the share of texts whose
 #: tokens equal those of another text above which it is an error.
-_MUCH_UNKNOWN, _MAX_EQUAL_SHARE = 0.05, 0.5
+_MIN_SUSPICIOUS_UNKNOWN, _MAX_EQUAL_SHARE = 0.05, 0.5
 #: The share of truncated texts above which there is a warning.
 _SUSPICIOUS_TRUNCATED = 0.25
 
 
-def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report: Report) -> None:
+def _draw_rows(count: int, most: int) -> np.ndarray:
+    """Return the sorted positions of at most ``most`` random rows."""
+    return np.sort(np.random.default_rng(0).choice(count, min(count, most), replace=False))
+
+
+def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report: Findings) -> None:
     """Report damaged texts in a split; missing texts are skipped.
 
-    ``rows`` are rows of the source, ``columns`` the user's names of its text columns.
+    Args:
+        rows: Rows of the source.
+        split: The name of the split.
+        columns: The user's names of its text columns.
+        report: Gets a finding for each kind of damage.
     """
     stored = digests.stored_column(rows, "text")
     if stored not in rows.column_names or "string" not in str(rows.features[stored]):
         return
-    size = min(len(rows), _MAX_ROWS)
-    sample = np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))
+    sample = _draw_rows(len(rows), _MAX_ROWS)
+    size = len(sample)
     for part, column in enumerate(columns):
         suffix = ""
         if stored == digests.TEXTS:
@@ -89,18 +98,24 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
                 masks[name][places] = pc.match_substring_regex(texts, f"(?s){pattern}")
         for name, (_, description, fix) in _DAMAGES.items():
             severity = None if name == "no_words" else "warning"  # a few are normal
-            how: Any = dict(examined=size, severity=severity)
+            details: Any = dict(examined=size, severity=severity)
             fix = f"{fix}; else {EXCLUDE}"
             positions = sample[masks[name]]
-            report_rows(report, name, description + suffix, fix, positions, rows, split, **how)
+            report_rows(report, name, description + suffix, fix, positions, rows, split, **details)
 
 
-def find_other_languages(rows: Dataset, column: str, report: Report) -> None:
-    """Report training texts in another language than most of them, detected by ``py3langid``."""
+def find_other_languages(rows: Dataset, column: str, report: Findings) -> None:
+    """Report training texts in another language than most of them, detected by ``py3langid``.
+
+    Args:
+        rows: The training rows.
+        column: The column of texts.
+        report: Gets a finding if there are such texts.
+    """
     from py3langid import rank
 
-    size = min(len(rows), _LANGUAGE_SAMPLE)
-    positions = np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))
+    positions = _draw_rows(len(rows), _LANGUAGE_SAMPLE)
+    size = len(positions)
     languages = np.full(size, "", dtype=object)  # ISO 639-1 codes, "" if unclear
     for place, text in enumerate(rows.select_columns([column]).select(positions)[column][:]):
         letters = re.sub(r"[\W\d_]+", " ", text).strip()
@@ -108,7 +123,7 @@ def find_other_languages(rows: Dataset, column: str, report: Report) -> None:
             # skip codes of three letters: dialects and pidgins, which jargon is mistaken for
             ranked = (pair for pair in rank(letters) if len(pair[0]) == 2)
             (best, score), (_, second) = itertools.islice(ranked, 2)
-            languages[place] = best if score - second >= _LEAST_MARGIN else ""
+            languages[place] = best if score - second >= _MIN_MARGIN else ""
     counts = Counter(filter(None, languages.tolist()))
     total = counts.total()
     if not total or total < _PROSE * size:
@@ -168,7 +183,7 @@ class TokenSample:
             f"--max_length {max_length}"
         )
 
-    def report_lengths(self, max_length: int, report: Report) -> None:
+    def report_lengths(self, max_length: int, report: Findings) -> None:
         """Report :meth:`describe_lengths`: a warning if many texts are truncated."""
         share = self.share_truncated(max_length)
         add = report.warning if share > _SUSPICIOUS_TRUNCATED else report.info
@@ -180,15 +195,15 @@ class TokenSample:
             examined=self.total,
         )
 
-    def report_unknown(self, model: str, report: Report) -> None:
+    def report_unknown(self, model: str, report: Findings) -> None:
         """Report a large share of unknown tokens in the training texts."""
         share = 0.0
         if len(self.unknown):
             share = float(self.unknown.mean())
-        if share < _MUCH_UNKNOWN:
+        if share < _MIN_SUSPICIOUS_UNKNOWN:
             return
         is_lost = 1 - self.sequences / self.texts > _MAX_EQUAL_SHARE
-        suspicious = self.unknown >= _MUCH_UNKNOWN
+        suspicious = self.unknown >= _MIN_SUSPICIOUS_UNKNOWN
         add = report.error if is_lost else report.warning
         add(
             f"{share:.0%} of the tokens of a training text are unknown to the tokenizer of "
@@ -206,7 +221,7 @@ class TokenSample:
 def sample_tokens(dataset: Dataset, encoder: Encoder) -> TokenSample:
     """Tokenize a random sample of the raw rows of a split, and return its statistics."""
     total = len(dataset)
-    rows = np.sort(np.random.default_rng(0).choice(total, min(_TOKEN_SAMPLE, total), replace=False))
+    rows = _draw_rows(total, _TOKEN_SAMPLE)
     read = read_by_model(dataset.select(rows))
     texts = {text if isinstance(text, str) else tuple(text) for text in read}
     unknown = encoder.tokenizer.unk_token_id

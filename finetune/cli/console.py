@@ -76,11 +76,13 @@ def print_columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def print_parts(*parts: Table | str) -> None:
     """Print sentences, and tables under their captions, with blank lines between them; the notes of
-    a column of a table, if any, are a column after it.
+    a column of a table, if any, are a column after it. Tables without rows are left out.
     """
     for table in parts:
         if isinstance(table, str):
             print_line(f"\n{table}")
+            continue
+        if not table:
             continue
         print_line(f"\n{table.caption}")
         columns = []

@@ -3,7 +3,6 @@
 python -m finetune RECIPE [flags]
 """
 
-import importlib
 import os
 import sys
 import warnings
@@ -86,7 +85,9 @@ def _run(words: list[str]) -> int:
         if rest in ([], ["--help"]):
             print(_table(catalog.summaries()))
         else:
-            print(_table(importlib.import_module("finetune.search.listing").list_runs(*rest)))
+            from finetune.sets.listing import list_runs
+
+            print(_table(list_runs(*rest)))
         return 0
     if verb not in VERBS:
         names = catalog.summaries()
@@ -103,11 +104,10 @@ def _run(words: list[str]) -> int:
         raise UserError(f"{verb} runs in one process: type python -m finetune {verb} ...")
     if verb not in ("doctor", "search"):  # processes of a search are its workers
         distributed.refuse_separate_processes()
-    from finetune.cli import console
+    from finetune.cli import console, verbs
 
     warnings.showwarning = lambda message, *_, **__: console.print_stderr(str(message))
-    module = importlib.import_module(f"finetune.cli.{'predict' if verb == 'predict' else 'verbs'}")
-    return int(getattr(module, verb)(rest))
+    return int(getattr(verbs, verb)(rest))
 
 
 def _table(descriptions: Mapping[str, str]) -> str:

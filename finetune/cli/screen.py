@@ -88,7 +88,7 @@ def _length(arguments: FinetuneArguments) -> str:
 def _print_end(event: events.Finished) -> None:
     run = event.run
     manifest = run.manifest
-    console.print_parts(tables.scores(run), *tables.targets(run.statistics), *tables.verdicts(run))
+    console.print_parts(tables.scores(run), tables.targets(run.statistics), *tables.verdicts(run))
     first_step = manifest.steps_before
     resumed = ""
     if first_step:

@@ -1,11 +1,8 @@
-"""All subcommands except ``predict``: each function parses, calls the pipeline and prints.
+"""The subcommands: each function parses, calls the pipeline and prints.
 
 Its docstring is shown by ``--help``. Under a launcher every rank runs it; rank 0 prints.
 """
 
-from __future__ import annotations
-
-import importlib
 import itertools
 import json
 import os
@@ -18,6 +15,7 @@ from typing import Any
 from finetune.checking import summary
 from finetune.cli import console
 from finetune.cli.parser import RECIPE, RUN, TRUST, Parser
+from finetune.cli.predict import predict as predict
 from finetune.config.settings import Settings, require_hub
 from finetune.errors import Finding, UserError, counted
 from finetune.predicting import READING
@@ -25,7 +23,7 @@ from finetune.recipe import catalog
 from finetune.recipe.run import Run
 from finetune.runtime import distributed, hub, stopping
 from finetune.runtime.importing import require_packages
-from finetune.search import is_set, require_optuna
+from finetune.sets import is_set, require_optuna
 from finetune.training.options import without_none
 
 
@@ -99,21 +97,23 @@ def _run_set(
         require_hub(catalog.find(recipe), recipe_flags)
     console.import_libraries("finetune.training.trainer")
     from finetune.cli.screen import print_event
+    from finetune.sets.repeat import run_repeat
+    from finetune.sets.search import run_search
 
-    module: Any = importlib.import_module(f"finetune.search.{verb.__name__}")
+    run = run_search if verb is search else run_repeat
     with stopping.handled():
         base = Settings.from_command_line(recipe, recipe_flags)
-        run_set = getattr(module, f"run_{verb.__name__}")(base, print_event, **options)
+        run_set = run(base, print_event, **options)
     if distributed.is_main_process():
-        return _report_set(run_set)
+        return _print_set(run_set)
     return 0
 
 
-def _report_set(path: Any, trust_recipe: bool = False) -> int:
+def _print_set(path: Any, trust_recipe: bool = False) -> int:
     """Write the report of a set of runs, and print its table and verdicts."""
-    from finetune.search import pages
+    from finetune.sets.report import write_report
 
-    page, table, verdicts = pages.write(path, trust_recipe)
+    page, table, verdicts = write_report(path, trust_recipe)
     console.print_parts(table, *verdicts, f"report: {page}")
     return 0
 
@@ -140,7 +140,7 @@ def check(words: Sequence[str]) -> int:
         "train with --relabel FILE.csv or --exclude FILE.csv",
     }
     typed, flags = Parser(check, flags_of_check).parse_known_args(words)
-    from finetune.checking import suspects as suspicious
+    from finetune.checking.suspects import refuse_path, write_findings
     from finetune.pipeline import check as checking
 
     try:
@@ -148,11 +148,11 @@ def check(words: Sequence[str]) -> int:
         console.import_libraries("finetune.training.arguments")
         suspects = None if typed.suspects is None else Path(typed.suspects).expanduser()
         if suspects is not None:
-            suspicious.refuse_path(suspects)
+            refuse_path(suspects)
         settings = Settings.from_command_line(typed.recipe, flags)
         result = checking.check_settings(settings, deep=typed.deep)
         if suspects is not None:
-            count = suspicious.write(suspects, result.findings, settings.recipe)
+            count = write_findings(suspects, result.findings, settings.recipe)
             console.print_stderr(f"{suspects}: {counted(count, 'suspicious row')}")
     except UserError as error:
         if not typed.json:
@@ -195,8 +195,15 @@ def evaluate(words: Sequence[str]) -> int:
     by name. If --data is a directory or a data set on the Hub, its test split is evaluated; if it
     has none, its validation split, or else its train split.
     """
-    reading = [*READING, "label_column", "label_separator", "label_map", "drop_invalid"]
-    reading += ["dataset_config", "dataset_splits"]
+    reading = [
+        *READING,
+        "label_column",
+        "label_separator",
+        "label_map",
+        "drop_invalid",
+        "dataset_config",
+        "dataset_splits",
+    ]
     flags = {
         **RUN,
         "--data FILE": "evaluate on this file, directory or data set on the Hub instead",
@@ -236,8 +243,8 @@ def export(words: Sequence[str]) -> int:
     options = vars(Parser(export, flags).parse_args(words))
     run = Run.load(options.pop("run"), trust_recipe=options.pop("trust_recipe"))
     hub.go_offline({**run.manifest.options, "model": None})
-    console.import_libraries("finetune.export.create")
-    from finetune.export.create import export as export_run
+    console.import_libraries("finetune.exporting.create")
+    from finetune.exporting.create import export as export_run
     from finetune.reporting import tables
 
     exported = export_run(run, **options)
@@ -286,13 +293,14 @@ def push(words: Sequence[str]) -> int:
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # read when huggingface_hub is imported
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from finetune.export.push import push as push_run
+    from finetune.exporting.push import push as push_run
     from finetune.reporting import tables
 
     pushed = push_run(typed.run, typed.repo, public=typed.public, dry_run=not typed.yes)
-    hint = "nothing was sent; to send the files, type it again with --yes"
-    done = pushed.url or "the repository has these files already: no commit"
-    console.print_parts(tables.push(pushed, is_sent=typed.yes), done if typed.yes else hint)
+    outcome = "nothing was sent; to send the files, type it again with --yes"
+    if typed.yes:
+        outcome = pushed.url or "the repository has these files already: no commit"
+    console.print_parts(tables.push(pushed, is_sent=typed.yes), outcome)
     return 0
 
 
@@ -309,31 +317,31 @@ def compare(words: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of two or more runs")
     typed = parser.parse_args(words)
     if any(map(is_set, typed.runs)):
-        from finetune.search.pages import compare as compare_sets
+        from finetune.sets.compare import compare_sets
 
         if typed.output:
             raise UserError("--output: a comparison of sets of runs has no page")
         console.print_parts(*compare_sets(typed.runs, typed.trust_recipe))
         return 0
-    from finetune.pipeline.report import compare as compare_runs
+    from finetune.pipeline.compare import compare as compare_runs
     from finetune.reporting import tables
 
-    page = typed.output or _free_page("comparison")
+    page = typed.output or _free_page()
     comparison = compare_runs(typed.runs, page, trust_recipe=typed.trust_recipe)
     settings = tables.settings(comparison.names, comparison.settings)
     note = f"predictions differ on {counted(len(comparison.disagreements), 'row')}: see {page}"
     scores = comparison.scores(comparison.headline)
-    console.print_parts(scores, *comparison.verdicts, *settings, note)
+    console.print_parts(scores, *comparison.verdicts, settings, note)
     return 0
 
 
-def _free_page(name: str) -> str:
-    """Return ``NAME.html``, or ``NAME.1.html`` and so on if that exists."""
-    page = f"{name}.html"
+def _free_page() -> str:
+    """Return ``comparison.html``, or ``comparison.1.html`` and so on if that exists."""
+    page = "comparison.html"
     for number in itertools.count(1):
         if not Path(page).exists():
             break
-        page = f"{name}.{number}.html"
+        page = f"comparison.{number}.html"
     return page
 
 
@@ -347,7 +355,7 @@ def report(words: Sequence[str]) -> int:
     """
     typed = Parser(report, {"run": RUN["run"], **TRUST}).parse_args(words)
     if is_set(typed.run):
-        return _report_set(typed.run, typed.trust_recipe)
+        return _print_set(typed.run, typed.trust_recipe)
     from finetune.pipeline.report import report as write_report
 
     written = write_report(typed.run, trust_recipe=typed.trust_recipe)
@@ -385,5 +393,5 @@ def doctor(words: Sequence[str]) -> int:
         speeds = f"{speed:.2f}", f"{speed * bus_factor:.2f}"
         rows.append([f"{size / 1e6:.0f} MB", f"{seconds * 1e3:.2f}", *speeds])
     console.print_columns(["all-reduce", "ms", "GB/s", "bus GB/s"], rows)
-    distributed.leave()
+    distributed.leave_process_group()
     return 0

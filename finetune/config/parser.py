@@ -14,7 +14,7 @@ from typing import Any, NoReturn, get_origin, get_type_hints
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
-from finetune.errors import Report, UserError
+from finetune.errors import Findings, UserError
 from finetune.recipe import Recipe, catalog
 from finetune.recipe.options import option
 from finetune.training.arguments import REFUSED, FinetuneArguments, training_names
@@ -62,7 +62,7 @@ class RecipeParser(HfArgumentParser):
 
     def __init__(self, recipe: type[Recipe]) -> None:
         self.recipe = recipe
-        self.report = Report()
+        self.report = Findings()
         self.title = catalog.display_name(recipe)
         self.option_names = {field.name for field in dataclasses.fields(recipe)}
         arguments = training_names()

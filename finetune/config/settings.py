@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from finetune.data.comma_list import format_option
-from finetune.errors import Report, UserError, masked
+from finetune.errors import Findings, UserError, masked
 from finetune.recipe import Recipe, catalog
 from finetune.runtime import distributed, hub
 from finetune.training.options import (
@@ -148,7 +148,7 @@ class Settings:
         return Settings.from_command_line(self.name, words)
 
     @property
-    def report(self) -> Report:
+    def report(self) -> Findings:
         """The findings about the options, and later about the data."""
         return self.recipe.report
 

@@ -20,7 +20,7 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def plain(table: pa.Table) -> pa.Table:
+def with_supported_types(table: pa.Table) -> pa.Table:
     """Return a table cast to types that ``datasets`` supports. Large and view types become plain
     ones, categories become their values, and maps become lists of ``key`` and ``value``.
 
@@ -29,27 +29,27 @@ def plain(table: pa.Table) -> pa.Table:
     """
     for number, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):  # Arrow cannot decode categories of a view type
-            kind = pa.dictionary(field.type.index_type, _plain(field.type.value_type))
+            kind = pa.dictionary(field.type.index_type, _supported_type(field.type.value_type))
             table = table.set_column(number, field.name, table.column(number).cast(kind))
-    fields = [(field.name, _plain(field.type)) for field in table.schema]
+    fields = [(field.name, _supported_type(field.type)) for field in table.schema]
     features = Features.from_arrow_schema(pa.schema(fields, table.schema.metadata))
     return table.cast(features.arrow_schema)
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
+def _supported_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
-        return _plain(kind.value_type)
+        return _supported_type(kind.value_type)
     if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
         return pa.string()
     if pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
         return pa.binary()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(_plain(kind.value_type))
+        return pa.list_(_supported_type(kind.value_type))
     if pa.types.is_map(kind):
-        pair = [("key", _plain(kind.key_type)), ("value", _plain(kind.item_type))]
+        pair = [("key", _supported_type(kind.key_type)), ("value", _supported_type(kind.item_type))]
         return pa.list_(pa.struct(pair))
     if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _plain(field.type)) for field in kind])
+        return pa.struct([(field.name, _supported_type(field.type)) for field in kind])
     return kind
 
 

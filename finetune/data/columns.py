@@ -23,7 +23,7 @@ from finetune.data.labels import (
     read_label_column,
 )
 from finetune.data.targets import refuse_or_drop
-from finetune.errors import Report, UserError, suggestion
+from finetune.errors import Findings, UserError, suggestion
 
 
 def parse_names(flag: str, text: Any) -> list[str]:
@@ -39,12 +39,15 @@ def parse_names(flag: str, text: Any) -> list[str]:
 
 
 def require_columns(
-    dataset: DatasetDict, columns: Mapping[str, Sequence[str]], report: Report
+    dataset: DatasetDict, columns: Mapping[str, Sequence[str]], report: Findings
 ) -> None:
     """Check that columns exist, are named only once, and that text columns hold texts and label
     columns no bytes.
 
-    ``columns`` are the column names by flag, e.g. ``--text_column`` or ``--label_columns``.
+    Args:
+        dataset: The splits of the source.
+        columns: The column names by flag, e.g. ``--text_column`` or ``--label_columns``.
+        report: Gets an error for each mistake.
 
     Raises:
         UserError: With every mistake.
@@ -66,27 +69,42 @@ def require_columns(
     report.raise_errors()
 
 
-def _require_text(dataset: DatasetDict, flag: str, column: str, report: Report) -> None:
+def _require_text(dataset: DatasetDict, flag: str, column: str, report: Findings) -> None:
     for split, rows in dataset.items():
         kind = rows.data.schema.field(column).type
         is_text = arrow.is_text(kind)
         is_label = flag.startswith("--label")
         if (is_text and split != "train") or (is_label and "binary" not in str(kind)):
             continue
-        parse = json.loads if kind == pa.json_() else lambda cell: cell
-        wrong: list[tuple[int, Any]] = []
-        for numbers, values in arrow.pieces(rows, column):
-            pairs = zip(numbers.tolist(), values.to_pylist(), strict=True)
-            cells = [(row, parse(cell)) for row, cell in pairs if cell is not None]
-            if is_text and any(parse_number(cell) is None for _, cell in cells):
-                wrong = []  # at least one text is not a number
-                break
-            wrong += [(row, cell) for row, cell in cells if is_text or not isinstance(cell, str)]
-        if wrong:
+        if wrong := _find_wrong_cells(rows, column):
             message = f"{flag}: expected texts in the column '{column}' of the {split} data, found "
             rows_in_source = targets.source_rows(rows)[[row for row, _ in wrong]].tolist()
-            fix = "is it the right column?"
-            report.error(f"{message}{wrong[0][1]!r:.60}", split=split, rows=rows_in_source, fix=fix)
+            report.error(
+                f"{message}{wrong[0][1]!r:.60}",
+                split=split,
+                rows=rows_in_source,
+                fix="is it the right column?",
+            )
+
+
+def _find_wrong_cells(rows: Dataset, column: str) -> list[tuple[int, Any]]:
+    """Return row and value of each cell that is no text; of a column of texts all cells, if each of
+    them is a number.
+    """
+    kind = rows.data.schema.field(column).type
+    is_text = arrow.is_text(kind)
+    wrong = []
+    for numbers, values in arrow.pieces(rows, column):
+        for row, cell in zip(numbers.tolist(), values.to_pylist(), strict=True):
+            if cell is None:
+                continue
+            if kind == pa.json_():
+                cell = json.loads(cell)
+            if is_text and parse_number(cell) is None:
+                return []
+            if is_text or not isinstance(cell, str):
+                wrong.append((row, cell))
+    return wrong
 
 
 def describe_columns(rows: Dataset, column: str) -> str:
@@ -96,9 +114,15 @@ def describe_columns(rows: Dataset, column: str) -> str:
 
 
 def read_label_columns(
-    dataset: DatasetDict, texts: Sequence[str], options: LabelOptions, report: Report
+    dataset: DatasetDict, texts: Sequence[str], options: LabelOptions, report: Findings
 ) -> dict[str, list[LabelColumn]]:
     """Return the label columns of each split, without the labels of rows that lack a text or label.
+
+    Args:
+        dataset: The splits of the source.
+        texts: The names of the text columns.
+        options: How the labels are written.
+        report: Gets a finding about the rows that lack something.
 
     Raises:
         UserError: If there are such rows; with ``drop_invalid`` a warning is added instead.
@@ -122,14 +146,15 @@ def read_label_columns(
                 if split != "train":
                     fix = f"--dataset_splits {split}=none does not read these rows"
             missing = np.flatnonzero(~has_value)
-            drop = options.drop_invalid
-            refuse_or_drop(report, f"without a {kind}", fix, missing, rows, split, drop=drop)
+            refuse_or_drop(
+                report, f"without a {kind}", fix, missing, rows, split, drop=options.drop_invalid
+            )
     if not options.drop_invalid:
         report.raise_errors()
     return columns
 
 
-def require_labelled(dataset: DatasetDict, input_column: str, report: Report) -> None:
+def require_labelled(dataset: DatasetDict, input_column: str, report: Findings) -> None:
     """Raise a ``UserError`` if ``load()`` returned other columns, or labels of another type."""
     require_columns(dataset, {"load()": [input_column, "label"]}, report)
     for split, rows in dataset.items():
@@ -142,7 +167,7 @@ def require_labelled(dataset: DatasetDict, input_column: str, report: Report) ->
 def require_rows(
     dataset: DatasetDict,
     names: Sequence[str],
-    report: Report,
+    report: Findings,
     source: Collection[str] | None = None,
 ) -> None:
     """Raise a ``UserError`` for empty splits, for training rows that all have the same label, and
@@ -199,9 +224,14 @@ def similar_names(names: Iterable[str]) -> list[list[str]]:
     return [group for _, group in sorted(groups.items()) if len(group) > 1]
 
 
-def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -> None:
+def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Findings) -> None:
     """Report labels in ``--label_map`` that the data does not have as an error, and classes with
     :func:`similar_names` as a warning. No classes are merged.
+
+    Args:
+        dataset: The splits of the source, with encoded labels.
+        unmapped: The labels in ``--label_map`` that the data does not have.
+        report: Gets the findings.
     """
     classes = targets.class_names(dataset["train"])
     if unmapped:

@@ -40,7 +40,12 @@ def join_values(values: Iterable[str]) -> str:
 
 def format_option(value: Any, form: str, flag: str) -> Any:
     """Return a list or a mapping from Python or YAML as the text of an option; other values are
-    returned unchanged. ``form`` is ``NAME,NAME``, ``NAME=WEIGHT,NAME=WEIGHT`` or the like.
+    returned unchanged.
+
+    Args:
+        value: The value of the option.
+        form: ``NAME,NAME``, ``NAME=WEIGHT,NAME=WEIGHT`` or the like.
+        flag: The option, for the message.
 
     Raises:
         UserError: If ``value`` cannot be written in this form.

@@ -29,7 +29,7 @@ from datasets.fingerprint import Hasher
 
 from finetune.data import arrow, caches, images, targets
 from finetune.data.targets import EXCLUDE, MAX_SUSPECTS, RELABEL, report_rows, source_rows
-from finetune.errors import Report, counted
+from finetune.errors import Findings, counted
 from finetune.runtime import activity, files, internals
 from finetune.runtime.importing import require_packages
 
@@ -56,7 +56,11 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[by
     """Return the hash of 16 bytes of the text, image or vector that each row has in a column.
 
     Where ``text`` is made of several columns, their parts are hashed, not how they are joined.
-    With ``normalize`` texts that differ in white space only have the same hash.
+
+    Args:
+        rows: The rows.
+        column: The column.
+        normalize: Whether texts that differ in white space only have the same hash.
     """
     path = None
     if rows.cache_files and column == "text":  # files of images may change
@@ -131,14 +135,21 @@ def seen_in(rows: Dataset, reference: Dataset, column: str) -> np.ndarray:
 
 
 def drop_repeated(
-    index: pd.DataFrame, dataset: DatasetDict, column: str, plan: Plan, report: Report
+    index: pd.DataFrame, dataset: DatasetDict, column: str, plan: Plan, report: Findings
 ) -> pd.DataFrame:
-    """Return the index without leaks, duplicates and contradictions; ``report`` gets findings.
+    """Return the index without leaks, duplicates and contradictions.
 
     Validation rows that the test set has are dropped, and training rows that either has. Of
     training rows with the same text and label the first stays, or the oldest. Repeated held-out
     rows stay. The result has a column ``digest``, a code of what the model reads in ``column``,
     white space aside.
+
+    Args:
+        index: The row index, see :mod:`finetune.data.splits`.
+        dataset: The splits of the source.
+        column: The column that the model reads.
+        plan: What is dropped.
+        report: Gets the findings.
     """
     splits = index["split"].cat.categories
     hashes = (hash_rows(dataset[name], column, normalize=True) for name in splits)
@@ -148,10 +159,12 @@ def drop_repeated(
     if "time" in index:  # the oldest first
         index = index.sort_values(["split", "time"], kind="stable")
 
-    def report_part(name: str, description: str, fix: str, rows: pd.DataFrame, **how: Any) -> None:
+    def report_part(
+        name: str, description: str, fix: str, rows: pd.DataFrame, **details: Any
+    ) -> None:
         for split, positions in rows.sort_index().groupby("split", observed=True)["row"]:
-            how |= dict(rows=dataset[split], split=split)
-            report_rows(report, name, description, fix, positions, **how)
+            details |= dict(rows=dataset[split], split=split)
+            report_rows(report, name, description, fix, positions, **details)
 
     earliest = index.groupby("digest", sort=False)["split"].transform("min")
     leaked = index[index["split"] > earliest]
@@ -268,7 +281,7 @@ def _find_similar(
         activity.advance("comparing", count, len(candidates))
         bands_of_row = bands[row][bands[row] >= 0].tolist()
         is_train = splits[row] == "train"
-        rows_in_bands: set[int] = set()
+        rows_in_bands = set()
         for band in bands_of_row:
             rows_in_bands.update(members[band])
         neighbours = np.array(sorted(rows_in_bands), dtype=np.int64)

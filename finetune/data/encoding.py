@@ -181,7 +181,7 @@ class Encoder:
 
 def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return rows as columns; every row has the names of the first."""
-    columns: dict[str, Any] = {}
+    columns = {}
     for name in rows[0]:
         columns[name] = [row[name] for row in rows]
     return columns

@@ -84,7 +84,11 @@ def choose_splits(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the name in the source of each split, and facts for the user.
 
-    ``hint`` is added to the message if there is no ``train`` split.
+    Args:
+        dataset: The name of the data set, for messages.
+        names: The names of the splits of the source.
+        split_names: The value of ``--dataset_splits``.
+        hint: Added to the message if there is no ``train`` split.
 
     Raises:
         UserError: If a name in ``split_names`` is not in ``names``, or if a split is ambiguous.
@@ -106,14 +110,13 @@ def choose_splits(
         if split in split_names or not candidates:
             continue
         option = f"--dataset_splits {split}={shlex.quote(candidates[0])}"
+        chosen[split] = candidates[0]
         if len(candidates) > 1:
             mistakes.append(
                 f"{dataset}: expected one '{split}' split, found {', '.join(candidates)}; "
                 f"{option} chooses one, {split}={NONE} leaves it out"
             )
-            continue
-        chosen[split] = candidates[0]
-        if candidates != [split]:
+        elif candidates != [split]:
             facts.append(f"read '{candidates[0]}' as the {split} split ({option})")
     if mistakes:
         raise UserError(*mistakes)
@@ -189,8 +192,12 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
             class_level, groups = _group_classified(images or texts, bool(split_names))
         elif len(groups) == 1 and not split_names:  # also a folder of `Dataset.save_to_disk`
             groups = {"train": next(iter(groups.values()))}
-    hint = f"; or read several files as one with a pattern: --dataset '{directory}/*.csv'"
-    chosen, facts = choose_splits(str(directory), groups, split_names, hint)
+    chosen, facts = choose_splits(
+        str(directory),
+        groups,
+        split_names,
+        f"; or read several files as one with a pattern: --dataset '{directory}/*.csv'",
+    )
     chosen_files = {}
     for split, name in chosen.items():
         chosen_files[split] = [directory / path for path in groups[name]]

@@ -18,7 +18,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from finetune.data.stored_files import refuse_pointer
 from finetune.data.targets import refuse_or_drop
-from finetune.errors import Report, UserError
+from finetune.errors import Findings, UserError, first_line
 from finetune.runtime import activity
 
 
@@ -37,7 +37,7 @@ def decode(image: Mapping[str, Any], *, is_draft: bool = False) -> Image.Image:
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises many kinds, depending on the file
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = first_line(error) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
             reason = "not an image"
         place = image.get("path") or "an image"
@@ -77,7 +77,13 @@ def read_bytes(image: Mapping[str, Any]) -> bytes:
 def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     """Return rows with a column ``image`` of images; paths are kept as ``file``.
 
-    ``column`` holds the images, or paths relative to the folder of ``dataset``.
+    Args:
+        rows: The rows of a split.
+        column: The column of images, or of paths relative to the folder of ``dataset``.
+        dataset: The path of the data set.
+
+    Raises:
+        UserError: If the column holds neither, or if another column is called ``image``.
     """
     feature = rows.features[column]
     dtype = str(getattr(feature, "dtype", ""))
@@ -101,10 +107,18 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     return rows.cast_column("image", datasets.Image())
 
 
-def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> DatasetDict:
-    """Return ``dataset`` without missing and damaged images; without ``drop`` they are errors.
+def drop_unreadable(dataset: DatasetDict, report: Findings, *, drop: bool) -> DatasetDict:
+    """Return ``dataset`` without missing and damaged images.
 
     Every image is decoded once, because only that finds truncated files.
+
+    Args:
+        dataset: Splits with a column ``image``.
+        report: Gets a finding about the images that cannot be used.
+        drop: Whether to drop them; otherwise they are errors.
+
+    Raises:
+        UserError: If there are such images, without ``drop``.
     """
 
     def check(image: Mapping[str, Any] | None) -> str:

@@ -22,7 +22,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 from finetune.data import targets
 from finetune.data.comma_list import split_pairs
 from finetune.data.targets import refuse_or_drop
-from finetune.errors import Report, UserError
+from finetune.errors import Findings, UserError
 
 _ADJACENT_STRINGS = re.compile(r"""['"]\s+['"]""")
 #: The values of a cell of ``--label_columns``, in lower case.
@@ -149,7 +149,7 @@ def find_thousands(values: Iterable[Any]) -> tuple[str, str] | None:
     """Return two texts of numbers, such as ``796`` and ``1.277``, if the point is likely to
     separate thousands: three digits follow each point, and the numbers without one are below 1000.
     """
-    grouped, plain = set(), set()
+    grouped, ungrouped = set(), set()
     for value in values:
         if not isinstance(value, str):
             continue
@@ -157,12 +157,12 @@ def find_thousands(values: Iterable[Any]) -> tuple[str, str] | None:
         if re.fullmatch(r"[-+]?[1-9]\d{0,2}\.\d{3}", text):
             grouped.add(text)
         elif re.fullmatch(r"[-+]?\d{1,3}", text):
-            plain.add(text)
+            ungrouped.add(text)
         else:
             return None
-    if len(grouped) < 3 or not plain:
+    if len(grouped) < 3 or not ungrouped:
         return None
-    return min(plain), min(grouped)
+    return min(ungrouped), min(grouped)
 
 
 def natural_key(name: str) -> tuple[bool, float, str]:
@@ -232,7 +232,7 @@ def looks_printed(value: Any) -> bool:
 
 
 def encode_names(
-    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Report
+    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Findings
 ) -> Encoded:
     """Encode labels as class ids: one id per row, or a list of ids for ``multi_label``.
 
@@ -240,6 +240,11 @@ def encode_names(
     ``options.names`` has all classes, they take its order. Otherwise they have the order of the
     ``ClassLabel`` or of ``--label_columns``; other classes follow, numbers by value, then words.
     An empty list, or a row of zeros, is a row without labels.
+
+    Args:
+        columns: The label columns of each split.
+        options: How the labels are written.
+        report: Gets an error for each invalid column.
 
     Raises:
         UserError: With the first invalid value of each column.
@@ -287,16 +292,19 @@ def _order_classes(
     return [name for name in options.names if name in occurring]
 
 
-def _read_bits(group: Sequence[LabelColumn], split: str, report: Report) -> LabelColumn:
+def _read_bits(group: Sequence[LabelColumn], split: str, report: Findings) -> LabelColumn:
     """Return columns of 0 and 1 as one column whose values are lists of the names of the ones."""
     bits = []
     for column in group:
         truths = list(map(parse_truth, column.values))
         if None in truths:
             place = truths.index(None)
-            message = f"--label_columns: '{column.name}' holds '{column.values[place]}'"
-            rows = column.first_row(place)
-            report.error(message, split=split, rows=rows, fix="expected 0 and 1")
+            report.error(
+                f"--label_columns: '{column.name}' holds '{column.values[place]}'",
+                split=split,
+                rows=column.first_row(place),
+                fix="expected 0 and 1",
+            )
         bits.append(np.array([*map(bool, truths), False])[column.codes])
     sets, codes = np.unique(np.stack(bits, axis=1), axis=0, return_inverse=True)
     names = [column.name for column in group]
@@ -306,7 +314,7 @@ def _read_bits(group: Sequence[LabelColumn], split: str, report: Report) -> Labe
 
 
 def _read_names(
-    column: LabelColumn, split: str, options: LabelOptions, report: Report
+    column: LabelColumn, split: str, options: LabelOptions, report: Findings
 ) -> LabelColumn:
     """Return a column whose values are lists of class names; report the first invalid value.
 
@@ -314,31 +322,47 @@ def _read_names(
     invalid: it is an indicator vector, not a list of names.
     """
 
-    def is_class(label: Any) -> bool:  # a word or a whole number
-        return isinstance(label, str) or (isinstance(label, int | float) and label % 1 == 0)
-
-    is_set = options.task == "multi_label"
-    names: list[list[str]] = []
+    names = []
     for place, value in enumerate(column.values):
-        labels = parse_list(value)
-        if labels is None and options.separator and not looks_printed(value):
-            labels = str(value).split(options.separator)
-            if any(part.strip().startswith('"') and part.count('"') == 1 for part in labels):
-                labels = None  # a separator within quotation marks
-        if is_set:
-            cell = [_class_name(label).strip() for label in labels or ()]
-            is_refused = labels is None or not all(map(is_class, labels))
-            is_refused |= len(set(cell)) < len(cell) and set(cell) <= {"0", "1", "False", "True"}
-        else:
+        labels = _split_cell(value, options.separator)
+        cell = None
+        if options.task == "multi_label":
+            cell = _set_of_names(labels)
+        elif labels is None and not isinstance(value, dict):
             cell = [_class_name(value)]
-            is_refused = labels is not None or isinstance(value, dict)
-        if is_refused:
+        if cell is None:
             message = f"--label_column: '{column.name}' holds {value!r}"
             rows = column.first_row(place)
             report.error(message, split=split, rows=rows, fix=EXPECTED.format(separator=";"))
             break
-        names.append([name for name in cell if name] if is_set else cell)
+        names.append(cell)
     return replace(column, values=names)
+
+
+def _split_cell(value: Any, separator: str | None) -> list[Any] | None:
+    """Return the labels in a cell with a list or with a separator; None if it is one label, or if
+    a separator is within quotation marks.
+    """
+    labels = parse_list(value)
+    if labels is None and separator and not looks_printed(value):
+        parts = str(value).split(separator)
+        if not any(part.strip().startswith('"') and part.count('"') == 1 for part in parts):
+            return parts
+    return labels
+
+
+def _set_of_names(labels: Sequence[Any] | None) -> list[str] | None:
+    """Return the class names of a multi-label cell; None if it is invalid."""
+    names = []
+    for label in labels or ():
+        is_whole = isinstance(label, int | float) and label % 1 == 0
+        if not (is_whole or isinstance(label, str)):
+            return None
+        names.append(_class_name(label).strip())
+    is_indicator = len(set(names)) < len(names) and set(names) <= {"0", "1", "False", "True"}
+    if labels is None or is_indicator:
+        return None
+    return list(filter(None, names))
 
 
 def _class_name(value: Any) -> str:  # "1" for 1.0
@@ -347,8 +371,14 @@ def _class_name(value: Any) -> str:  # "1" for 1.0
     return str(value)
 
 
-def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report) -> Dataset:
-    """Return rows of new data with the class ids of a model whose classes are ``names``.
+def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Findings) -> Dataset:
+    """Return rows of new data with the class ids of a model.
+
+    Args:
+        rows: The rows, with encoded labels.
+        names: The classes of the model.
+        split: The name of the split, for the message.
+        report: Gets the error.
 
     Raises:
         UserError: If the data has labels that the model does not know.
@@ -379,9 +409,14 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
 
 
 def encode_numbers(
-    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Report
+    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Findings
 ) -> Encoded:
     """Encode labels as float32: one number per row, or a list with a number per column.
+
+    Args:
+        columns: The label columns of each split.
+        options: How the labels are written.
+        report: Gets an error for each invalid column.
 
     Raises:
         UserError: If a value is not a finite number; with ``drop_invalid`` this is a warning.
@@ -394,16 +429,16 @@ def encode_numbers(
         parsed = []
         for column in group:
             if thousands := find_thousands(column.values):
-                plain, grouped = thousands
-                whole = grouped.replace(".", "")
+                ungrouped, grouped = thousands
+                digits = grouped.replace(".", "")
                 place = [str(value).strip() for value in column.values].index(grouped)
                 report.error(
-                    f"'{column.name}' holds {grouped!r} beside {plain!r}: the point may separate "
-                    f"thousands, as in {whole}",
+                    f"'{column.name}' holds {grouped!r} beside {ungrouped!r}: the point may "
+                    f"separate thousands, as in {digits}",
                     split=split,
                     rows=column.first_row(place),
-                    fix=f"expected numbers written alike, {whole} and {plain}, or {grouped} and "
-                    f"{plain}.000",
+                    fix=f"expected numbers written alike, {digits} and {ungrouped}, or {grouped} "
+                    f"and {ungrouped}.000",
                 )
             values = np.array([*map(parse_number, column.values), None], dtype=float)
             values[np.abs(values) > np.finfo(np.float32).max] = np.nan
@@ -412,10 +447,15 @@ def encode_numbers(
             invalid = np.flatnonzero(np.isnan(numbers) & (column.codes >= 0))
             if len(invalid):
                 example = column.values[column.codes[invalid[0]]]
-                description = f"with no finite number in '{column.name}', such as '{example}'"
-                fix = f"{EXPECTED.format(separator=';')}; --drop_invalid leaves these rows out"
-                drop = options.drop_invalid
-                refuse_or_drop(report, description, fix, invalid, column.rows, split, drop=drop)
+                refuse_or_drop(
+                    report,
+                    f"with no finite number in '{column.name}', such as '{example}'",
+                    f"{EXPECTED.format(separator=';')}; --drop_invalid leaves these rows out",
+                    invalid,
+                    column.rows,
+                    split,
+                    drop=options.drop_invalid,
+                )
         matrix = np.stack(parsed, axis=1)
         mask = pa.array(np.isnan(matrix).any(axis=1))
         lists = pa.FixedSizeListArray.from_arrays(matrix.ravel(), count, mask=mask)

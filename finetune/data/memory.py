@@ -75,7 +75,7 @@ def read(name: str) -> dict[str, Dataset]:
 def _write(path: Path, split: str, rows: Any) -> None:
     """Write rows as an Arrow stream whose bytes depend only on their content."""
     try:
-        table = arrow.plain(_as_table(split, rows)).combine_chunks()
+        table = arrow.with_supported_types(_as_table(split, rows)).combine_chunks()
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
             for batch in table.to_batches(max_chunksize=10_000):
                 # copied by `take`, because a slice is written with its whole buffers

@@ -43,16 +43,16 @@ def of_target(column: str, name: str) -> str:
     return f"{column} of {name}"
 
 
-def of_rank(column: str, place: int) -> str:
+def ranked_name(column: str, place: int) -> str:
     """Return the column name of the class, or the probability, at a rank from 1; ``column`` itself
     for rank 1, ``prediction_2`` for rank 2.
     """
     return column if place == 1 else f"{column}_{place}"
 
 
-def free_name(name: str, taken: Collection[str]) -> str:
-    """Return ``name`` with :data:`PREFIX` until neither it nor its next form is ``taken``."""
-    while name in taken or f"{PREFIX}{name}" in taken:
+def free_name(name: str, used_names: Collection[str]) -> str:
+    """Return ``name`` with :data:`PREFIX` until neither it nor its next form is used."""
+    while name in used_names or f"{PREFIX}{name}" in used_names:
         name = f"{PREFIX}{name}"
     return name
 
@@ -65,8 +65,13 @@ def usual_name(name: str) -> str:
 def set_aside(
     dataset: DatasetDict, names: Collection[str] = _OF_ROWS[1:], read: Collection[str] = ()
 ) -> DatasetDict:
-    """Rename the user's columns in ``names``, which the toolkit uses, to ``NAME (data)``, except
-    those in ``read``; :func:`user_table` restores their names.
+    """Rename the user's columns that the toolkit uses to ``NAME (data)``; :func:`user_table`
+    restores their names.
+
+    Args:
+        dataset: The splits of the source.
+        names: The names that the toolkit uses.
+        read: Columns that keep their names, because the model reads them.
     """
     from datasets import DatasetDict
 

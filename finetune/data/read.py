@@ -50,8 +50,13 @@ _UNCOMPUTED = re.compile(
 )
 #: Errors of the file readers and of the disk.
 _UNREADABLE = (
-    *(CalamineError, NotImplementedError, OSError, RecursionError, ValueError),
-    *(pa.ArrowException, zipfile.BadZipFile),
+    CalamineError,
+    NotImplementedError,
+    OSError,
+    RecursionError,
+    ValueError,
+    pa.ArrowException,
+    zipfile.BadZipFile,
 )
 _VISIBLE_SHEET = (SheetTypeEnum.WorkSheet, SheetVisibleEnum.Visible)
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -166,7 +171,7 @@ def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
             tables = _json_tables(path, options.encoding)
     else:
         tables = _arrow_tables(path)
-    tables = map(arrow.plain, tables)
+    tables = map(arrow.with_supported_types, tables)
     first = next(filter(len, tables), None)
     if first is None:
         raise UserError(f"{path} has no rows")

@@ -252,7 +252,7 @@ def _compare_with_lines(path: Path, options: ReadOptions) -> list[str]:
     """
     row_count = 0
     line_count = 0
-    places: list[int] = []  # the first lines of rows with line breaks
+    places = []  # the first lines of rows with line breaks
     for record in itertools.islice(records(path, options), 1, None):
         row_count += 1
         line_count += record.last_line - record.first_line + 1
@@ -320,7 +320,16 @@ def column_names(path: Path, names: Sequence[str]) -> list[str]:
 
 
 def parse_json(text: str, path: Path, line: int | None = None) -> Any:
-    """Return the content of a JSON line, or of a JSON document."""
+    """Return the content of a JSON line, or of a JSON document.
+
+    Args:
+        text: The line or the document.
+        path: Its file, for messages.
+        line: The number of the line; None for a document.
+
+    Raises:
+        UserError: If it is not valid JSON.
+    """
     place = str(path) if line is None else f"{path}, line {line}"
     try:
         content = json.loads(text, object_pairs_hook=_json_object)
@@ -336,7 +345,7 @@ def parse_json(text: str, path: Path, line: int | None = None) -> Any:
 
 def _json_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object as a dict; reject repeated keys, of which ``json`` keeps only the last."""
-    row: dict[str, Any] = {}
+    row = {}
     for name, value in pairs:
         if name in row:
             raise ValueError(f"the key '{name}' is repeated in one object: remove one")

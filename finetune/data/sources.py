@@ -21,7 +21,7 @@ from finetune.data.prediction_columns import set_aside
 from finetune.data.read import read_file
 from finetune.data.read_text import ReadOptions
 from finetune.data.stored_files import folder_columns
-from finetune.errors import Report, UserError, row_places
+from finetune.errors import Findings, UserError, row_places
 from finetune.runtime import hub
 
 #: ``datasets`` names the folder of a cached data set after its commit on the Hub.
@@ -76,13 +76,13 @@ class Source:
         """The files of a local data set."""
         return find_files(self.dataset, self.split_names)
 
-    def load(self, report: Report | None = None) -> DatasetDict:
+    def load(self, report: Findings | None = None) -> DatasetDict:
         """Return the splits with all their columns and :data:`ROW`.
 
         Raises:
             UserError: If the source does not exist or cannot be read.
         """
-        report = report or Report()
+        report = report or Findings()
         if not self.dataset:
             raise UserError("--dataset is required: this recipe has no default data set")
         options = {}
@@ -181,14 +181,14 @@ def number_rows(dataset: DatasetDict) -> DatasetDict:
 
 
 def _join_files(
-    split: str, paths: Sequence[Path], root: Path, options: ReadOptions, report: Report
+    split: str, paths: Sequence[Path], root: Path, options: ReadOptions, report: Findings
 ) -> Dataset:
     """Concatenate the rows of files, with the columns in the names of folders below ``root``.
 
     Raises:
         UserError: If the columns or types of the files differ.
     """
-    tables: list[Dataset] = []
+    tables = []
     facts: dict[str, str] = {}  # the first file of each fact
     for path in paths:
         file = read_file(path, options)

@@ -30,7 +30,7 @@ from finetune.data.digests import drop_repeated
 from finetune.data.prediction_columns import OF_DATA
 from finetune.data.targets import refuse_or_drop, report_rows
 from finetune.data.times import lacks_year, read_times
-from finetune.errors import Report, UserError, counted
+from finetune.errors import Findings, UserError, counted
 
 #: The splits that are split off the training rows, in this order.
 HELD_OUT = ("test", "validation")
@@ -56,9 +56,14 @@ class Plan:
     drop_invalid: bool = False
 
 
-def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFrame:
+def build_index(dataset: DatasetDict, plan: Plan, report: Findings) -> pd.DataFrame:
     """Return the row index of a source, without training rows that lack a group or time, and
     without rows whose group is in an earlier split; they are reported as ``dropped_rows``.
+
+    Args:
+        dataset: The splits of the source.
+        plan: How rows are split.
+        report: Gets the findings.
 
     Raises:
         UserError: If the column is missing or unreadable, or, without ``drop_invalid``, if a
@@ -122,7 +127,7 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
 
 
 def _read_groups(
-    dataset: DatasetDict, split: str, column: str, flag: str, report: Report
+    dataset: DatasetDict, split: str, column: str, flag: str, report: Findings
 ) -> pd.Series:
     rows = dataset[split]
     if column in rows.column_names:
@@ -131,7 +136,7 @@ def _read_groups(
     return pd.Series(index=range(len(rows)), dtype=object)
 
 
-def _report_spellings(names: pd.Index, flag: str, report: Report) -> None:
+def _report_spellings(names: pd.Index, flag: str, report: Findings) -> None:
     """Add a warning to ``report`` if groups differ only by case, blanks and the like."""
     similar = similar_names(names)
     if not similar:
@@ -155,17 +160,22 @@ def _read_texts(rows: Dataset, column: str, flag: str) -> pd.Series:
         texts = texts.map(lambda text: str(json.loads(text)), na_action="ignore")
     texts = texts.where(texts.str.strip() != "")
     # as pandas writes whole numbers beside missing ones
-    whole: pd.Series = texts.str.replace(r"^(-?\d+)\.0$", r"\1", regex=True)
-    return whole
+    texts = texts.str.replace(r"^(-?\d+)\.0$", r"\1", regex=True)
+    return texts
 
 
 def make_splits(
-    dataset: DatasetDict, plan: Plan, *, column: str, report: Report
+    dataset: DatasetDict, plan: Plan, *, column: str, report: Findings
 ) -> tuple[DatasetDict, str]:
     """Return the three splits, with rows in the order of the source, and how they were split.
 
-    Missing splits are split off the training rows. Rows with the same value in ``column`` are
-    duplicates; dropped rows are added to ``report``.
+    Missing splits are split off the training rows.
+
+    Args:
+        dataset: The splits of the source.
+        plan: How rows are split.
+        column: The column that the model reads: rows with the same value are duplicates.
+        report: Gets a finding about dropped rows.
 
     Raises:
         UserError: If no training rows are left, or if the rows cannot be split as the plan says.
@@ -272,7 +282,7 @@ def _choose_rows(
         return _split_groups(labels, pd.factorize(left["group"], sort=True)[0], size, seed)
     if kind == "time":
         # rows of one time stay together, so only about `size` rows are split off
-        rows_since = left["time"].value_counts().sort_index(ascending=False).cumsum()[:-1]
+        rows_since = left["time"].value_counts().sort_index(ascending=False).cumsum().iloc[:-1]
         newest = (rows_since - size).abs().idxmin() if len(rows_since) else np.inf
         return np.asarray(left["time"] >= newest)
     # the first row of each class stays in training, which must know every class
@@ -290,8 +300,10 @@ def draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     The numbers per class follow the largest-remainder method (Hamilton's). The splitters of
     scikit-learn reject classes with a single row, and samples with fewer rows than classes.
 
-    ``labels`` are class ids, shape ``(rows,)``, or indicators, shape ``(rows, classes)``; ``size``
-    is at most ``rows``.
+    Args:
+        labels: Class ids, shape ``(rows,)``, or indicators, shape ``(rows, classes)``.
+        size: At most the number of rows.
+        seed: The seed of the random numbers.
     """
     if not size:
         return np.empty(0, dtype=int)

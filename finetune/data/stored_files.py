@@ -56,9 +56,9 @@ def select_data(root: Path, paths: Sequence[Path]) -> list[Path]:
         UserError: If a listed file is missing, or for a table format whose log is not read.
     """
     for log in _LOGS:
-        if found := sorted(root.glob(log)):
+        if logs := sorted(root.glob(log)):
             raise UserError(
-                f"{found[0]}: {root} also has the files of old rows, and this log of them is not "
+                f"{logs[0]}: {root} also has the files of old rows, and this log of them is not "
                 "read: write the table as Parquet files into another folder"
             )
     unlisted = _unlisted(paths)
@@ -73,7 +73,7 @@ def select_data(root: Path, paths: Sequence[Path]) -> list[Path]:
 
 def _unlisted(paths: Sequence[Path]) -> set[Path]:
     """Return the files that ``load_from_disk`` does not read in folders of ``save_to_disk``."""
-    unlisted: set[Path] = set()
+    unlisted = set()
     for folder in {path.parent for path in paths}:
         state = _read_json(folder / "state.json")
         if "_data_files" not in state:

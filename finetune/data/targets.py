@@ -16,7 +16,7 @@ import pandas as pd
 from datasets import ClassLabel, Dataset, List
 
 from finetune.data import ROW, arrow
-from finetune.errors import Finding, Report, Severity, Suspect, counted
+from finetune.errors import Finding, Findings, Severity, Suspect, counted
 
 #: The share of rows above which a finding is a warning instead of a fact.
 _SUSPICIOUS_SHARE = 0.01
@@ -100,7 +100,7 @@ def first_row(rows: Dataset, classes: Set[int]) -> list[int]:
 
 
 def report_rows(
-    report: Report,
+    report: Findings,
     name: str,
     description: str,
     fix: str,
@@ -112,12 +112,20 @@ def report_rows(
     severity: Severity | None = None,
     suspects: Sequence[Sequence[Any]] = (),
 ) -> None:
-    """Add a finding about the rows of a split at ``positions``; nothing if there are none.
+    """Add a finding about some rows of a split; nothing if there are none.
 
-    The message is "3 of 100 train rows" and ``description``. The default severity is "warning" for
-    more than 1% of the ``examined`` rows (None: all rows), else "info". ``suspects`` are sequences
-    of reasons, suggested labels and scores of the rows; the default reason is ``description``. The
-    other arguments are attributes of :class:`Finding`.
+    Args:
+        report: Gets the finding.
+        name: The kind of finding.
+        description: The message is "3 of 100 train rows" and the description.
+        fix: The flag to type or the edit to make.
+        positions: The positions of the rows in the split.
+        rows: All rows of the split.
+        split: The name of the split.
+        examined: The number of rows that were checked; None for all rows.
+        severity: None for "warning" if it is more than 1% of the examined rows, else "info".
+        suspects: Reasons, suggested labels and scores of the rows; the default reason is
+            ``description``.
     """
     count = len(positions)
     if not count:
@@ -145,7 +153,7 @@ def report_rows(
 
 
 def refuse_or_drop(
-    report: Report,
+    report: Findings,
     description: str,
     fix: str,
     positions: Any,

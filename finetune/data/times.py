@@ -33,14 +33,18 @@ _YEARS = (1900, 2100)
 _SAMPLE = 1000  # texts that are tried in each format
 _MIN_DATE_SHARE = 0.9  # the share of texts that are dates in a format; a few may be mistakes
 #: Numbers from this one on are years, dates or seconds, in one unit if none is 50 times the next.
-_SMALLEST_UNIT = 1900
-_LARGEST_STEP = 50
+_MIN_UNIT = 1900
+_MAX_STEP = 50
 
 
 def read_times(texts: pd.Series, time_format: str | None, flag: str) -> pd.Series:
     """Return times as numbers (dates in microseconds); NaN for texts that are none.
 
-    Without a format, texts are read as numbers or as ISO 8601, whichever fits more of them.
+    Args:
+        texts: The cells of the column.
+        time_format: The format of dates, or ``number``; None for numbers or ISO 8601, whichever
+            fits more of the texts.
+        flag: The option that names the column, for messages.
 
     Raises:
         UserError: If the format is invalid, or if numbers may be dates or are in several units.
@@ -107,9 +111,9 @@ def _refuse_dates(texts: pd.Series, numbers: pd.Series, flag: str) -> None:
     if (np.diff(values) == 1).all():
         return  # a counter without gaps
     way_out = f"--time_format {NUMBER} if they are plain numbers"
-    large = values[values >= _SMALLEST_UNIT]
+    large = values[values >= _MIN_UNIT]
     steps = large[1:] / large[:-1]
-    if steps.max(initial=1) > _LARGEST_STEP:
+    if steps.max(initial=1) > _MAX_STEP:
         place = int(steps.argmax())
         raise UserError(
             f"{flag}: expected times in one unit, found numbers up to {large[place]:.15g} and from "

@@ -1,7 +1,5 @@
 """Train a part of a model: low-rank adapters (LoRA) of ``peft``, or frozen layers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

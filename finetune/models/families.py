@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from finetune.errors import UserError
+from finetune.errors import UserError, first_line
 
 #: Prefixes of weights that the head does not use. DDP would wait for their gradients.
 UNUSED = {"big_bird": ("bert.pooler.",), "xlnet": ("transformer.mask_emb",)}
@@ -48,7 +48,7 @@ def without_weights(config: PretrainedConfig) -> torch.nn.Module:
         with torch.device("meta"):
             model: torch.nn.Module = auto.from_config(copy.deepcopy(config))
     except Exception as error:  # whatever is in config.json
-        reason = str(error).partition("\n")[0]
+        reason = first_line(error)
         raise UserError(
             f"--model {config.name_or_path}: expected a text model with a sequence classification "
             f"head in transformers, for example bert or llama; found type '{config.model_type}': "
@@ -155,7 +155,12 @@ def dropouts(config: PretrainedConfig, option: str) -> dict[str, float]:
 
 
 def set_dropout(config: PretrainedConfig, option: str, probability: float | None) -> None:
-    """Set all :func:`dropouts` of an option in place; None for ``probability`` changes nothing.
+    """Set all :func:`dropouts` of an option in place.
+
+    Args:
+        config: The configuration of the model.
+        option: ``attention_dropout`` or ``hidden_dropout``.
+        probability: None changes nothing.
 
     Raises:
         UserError: If ``probability`` is above 0 and the family has no such dropout.

@@ -32,7 +32,7 @@ from transformers import (
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from finetune.data import embedded
-from finetune.errors import UserError
+from finetune.errors import UserError, first_line
 from finetune.models import families, head, loaded_weights
 from finetune.runtime import hub
 
@@ -43,8 +43,12 @@ FRESH_HEAD = "_has_fresh_head"
 _SMALL_VIT = embedded.PREFIX + "vit"
 _SIDE = 28  # its image size in pixels
 _SMALL_VIT_CONFIG = {
-    **dict(image_size=_SIDE, patch_size=7, hidden_size=96, num_hidden_layers=4),
-    **dict(num_attention_heads=4, intermediate_size=192),
+    "image_size": _SIDE,
+    "patch_size": 7,
+    "hidden_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 192,
     "initializer_range": 0.1,  # not pretrained: with 0.02 it learns half as fast
 }
 
@@ -52,7 +56,12 @@ _SMALL_VIT_CONFIG = {
 def load_config(
     model: str, revision: str | None = None, *, reads_images: bool = False
 ) -> PretrainedConfig:
-    """Return the configuration of a model; see :func:`load_classifier`.
+    """Return the configuration of a model.
+
+    Args:
+        model: The model, as for :func:`load_classifier`.
+        revision: Commit, tag or branch on the Hub; None for the newest.
+        reads_images: Whether it has to be an image model.
 
     Raises:
         UserError: If the configuration cannot be loaded, needs code from the Hub, or, with
@@ -84,11 +93,16 @@ def load_tokenizer(
     truncation_side: str = "right",
     max_length: int | None = None,
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a model; ``model`` and ``revision`` as for :func:`load_classifier`.
+    """Return the tokenizer of a model.
 
-    Long texts lose their end, or with the ``truncation_side`` ``left`` their beginning, and keep
-    ``max_length`` tokens (None: the maximum of the tokenizer). Both settings are saved with the
-    tokenizer, so that ``pipeline()`` truncates as in training.
+    Truncation side and maximum are saved with the tokenizer, so that ``pipeline()`` truncates as
+    in training.
+
+    Args:
+        model: The model, as for :func:`load_classifier`.
+        revision: Commit, tag or branch on the Hub; None for the newest.
+        truncation_side: The end that long texts lose: ``right`` or ``left``.
+        max_length: The tokens that they keep; None for the maximum of the tokenizer.
 
     Raises:
         UserError: If the tokenizer cannot be loaded or has no vocabulary or no padding token.
@@ -302,8 +316,7 @@ def _reason(error: Exception) -> str:
             "it needs custom code (auto_map in its configuration), which is never run; "
             "expected a model type that transformers supports"
         )
-    line = str(error).strip().partition("\n")[0]
-    reason = shorten(f"{type(error).__name__}: {line}", 400)
+    reason = shorten(f"{type(error).__name__}: {first_line(error)}", 400)
     if isinstance(error, (SafetensorError, json.JSONDecodeError)):
         reason += "; a file is damaged or cut off: copy or download the model again"
     return reason

@@ -9,7 +9,7 @@ from datasets import Dataset
 from finetune.checking.rows import check_deep
 from finetune.config.settings import Settings
 from finetune.data import targets
-from finetune.errors import Finding, Report, Severity
+from finetune.errors import Finding, Findings, Severity
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, reporting
 from finetune.recipe import Recipe, TextRecipe
@@ -73,7 +73,13 @@ def check(
 
 
 def check_settings(settings: Settings, progress: Progress = ignore, *, deep: bool = False) -> Check:
-    """Check settings that are resolved already; see :func:`check`."""
+    """Check settings that are resolved already; see :func:`check`.
+
+    Args:
+        settings: The settings of a training.
+        progress: Called with each event.
+        deep: See :func:`check`.
+    """
     recipe = settings.recipe
     report = settings.report
     steps = None
@@ -116,7 +122,7 @@ def _count_rows(rows: Dataset) -> SplitFacts:
     return SplitFacts(rows=len(rows), classes=classes)
 
 
-def _sort_findings(report: Report) -> list[Finding]:
+def _sort_findings(report: Findings) -> list[Finding]:
     """Return the findings, the worst first, with file and line in the message."""
     findings = sorted(report.findings, key=lambda f: list(STATUS).index(f.severity))
     return [replace(finding, message=report.text(finding, fix=False)) for finding in findings]

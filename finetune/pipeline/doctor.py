@@ -23,8 +23,15 @@ from finetune.runtime import __version__, distributed
 _INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "gloo", "NCCL_SOCKET_IFNAME": "nccl"}
 #: Environment variables to show if they are set. A fixed list, so that no token is ever shown.
 _VARIABLES = (
-    *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", *_INTERFACE_VARIABLES),
-    *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_DEBUG", "OMP_NUM_THREADS"),
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "CUDA_VISIBLE_DEVICES",
+    *_INTERFACE_VARIABLES,
+    "NCCL_P2P_DISABLE",
+    "NCCL_SHM_DISABLE",
+    "NCCL_IB_DISABLE",
+    "NCCL_DEBUG",
+    "OMP_NUM_THREADS",
 )
 #: DDP sends gradients in a bucket of 1 MB, then buckets of 25 MB; MiniLM-L6 has 91 MB in total.
 _MEGABYTES = (1, 25, 91)
@@ -76,15 +83,11 @@ def recommend_variables() -> list[str]:
     interfaces = list_interfaces()
     external = []
     for name, addresses in interfaces.items():
-        parsed = [ip_address(address.partition("%")[0]) for address in addresses]
-        if not all(address.is_loopback or address.is_link_local for address in parsed):
+        if not all(map(_is_local, addresses)):
             external.append(name)
-    address = None  # of the default route; a UDP socket sends nothing when it connects
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect(("198.51.100.1", 9))  # reserved for documentation, RFC 5737
-        address = str(probe.getsockname()[0])
-    with_route = (name for name in external if address in interfaces[name])
-    best = next(with_route, next(iter(external), None))
+    route = _address_of_default_route()
+    with_route = [name for name in external if route in interfaces[name]]
+    best = next(iter(with_route + external), None)
     lines = []
     for variable, backend in _INTERFACE_VARIABLES.items():
         value = os.environ.get(variable, "")
@@ -99,6 +102,21 @@ def recommend_variables() -> list[str]:
         elif value or len(external) > 1:
             lines.append(f"export {variable}={best}")
     return lines
+
+
+def _is_local(address: str) -> bool:
+    parsed = ip_address(address.partition("%")[0])
+    return parsed.is_loopback or parsed.is_link_local
+
+
+def _address_of_default_route() -> str | None:
+    """Return the address of this machine for other networks; a UDP socket sends nothing when it
+    connects.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("198.51.100.1", 9))  # reserved for documentation, RFC 5737
+        return str(probe.getsockname()[0])
+    return None
 
 
 def time_all_reduces() -> Iterator[tuple[int, float]]:

@@ -14,7 +14,7 @@ from finetune.data.digests import fingerprint, seen_in
 from finetune.data.files_of_splits import NONE, SPLITS, NoTrainSplit, guess_split
 from finetune.data.sources import Source, number_rows
 from finetune.errors import UserError, counted
-from finetune.export.module import SessionModule, engine_session
+from finetune.exporting.module import SessionModule, engine_session
 from finetune.pipeline.events import Progress, ignore, reporting
 from finetune.pipeline.results import assess, scores
 from finetune.predicting import Options
@@ -126,7 +126,7 @@ def evaluate(
             ),
         )
         output = trainer.predict(evaluated.prepared["test"])
-        distributed.leave()
+        distributed.leave_process_group()
     rows = len(evaluated.splits["test"])
     metrics = scores(evaluated, "test", output, "test_")
     if data is None:

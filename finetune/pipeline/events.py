@@ -128,17 +128,17 @@ def throttle(progress: Progress) -> Progress:
     """Return ``progress``; progress of long work is shown 30 seconds after the last call."""
     last_call = time.monotonic()
 
-    def report(event: Event) -> None:
+    def throttled(event: Event) -> None:
         nonlocal last_call
         current_time = time.monotonic()
         if not isinstance(event, Advanced) or current_time - last_call >= 30:
             last_call = current_time
             progress(event)
 
-    return report
+    return throttled
 
 
-def report(event: Event) -> None:
+def emit(event: Event) -> None:
     """Report an event to the callback of :func:`reporting`."""
     activity.listener.get()(event)
 

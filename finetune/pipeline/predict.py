@@ -12,10 +12,10 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
+from finetune.checking.suspects import FILE
 from finetune.data import arrow, memory
-from finetune.data.corrections import FILE
-from finetune.errors import Report, UserError, counted
-from finetune.export.module import engine_session
+from finetune.errors import Findings, UserError, counted
+from finetune.exporting.module import engine_session
 from finetune.pipeline.events import Advanced, Progress, ignore
 from finetune.predicting.model import predict_chunks
 from finetune.predicting.output import Parts, write_rows
@@ -71,7 +71,7 @@ def predict(
     Raises:
         UserError: If the data or the options are not what the run can predict.
     """
-    request = _request(run, None, options, trust_recipe, Report(), data=data)
+    request = _request(run, None, options, trust_recipe, Findings(), data=data)
     columns: dict[str, list[Any]] = {name: [] for name in request.added}
     rows = 0
     for _, chunk, added in predict_chunks(request, request.chunks):
@@ -121,7 +121,7 @@ def predict_file(
     ranks = distributed.ranks()
 
     def prepare() -> tuple[Request, Parts | None]:
-        errors = Report()
+        errors = Findings()
         if path:
             _check_output(path, source, errors)
         if resumable is None and (resume or ranks.world_size > 1):
@@ -155,7 +155,7 @@ def predict_file(
         for number, _, added in predicted(n for n in numbers if n not in complete):
             parts.write(number, added)
         distributed.gather(None)  # wait for the others
-        distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
+        distributed.leave_process_group()  # all at once: only rank 0 has work left
     rows = request.total or rows
     seconds = time.perf_counter() - started
     if parts and ranks.rank == 0:
@@ -175,7 +175,7 @@ def _request(
     source: str | Path | None,
     values: dict[str, Any],
     trust_recipe: bool,
-    report: Report,
+    report: Findings,
     output: Path | None = None,
     data: Any = None,
 ) -> Request:
@@ -209,7 +209,7 @@ def _frame(data: Any, columns: list[str]) -> pd.DataFrame:
     if isinstance(data, pd.DataFrame):
         frame = data
     elif memory.is_table(data):  # of polars, for instance
-        frame = arrow.plain(pa.table(data)).to_pandas(integer_object_nulls=True)
+        frame = arrow.with_supported_types(pa.table(data)).to_pandas(integer_object_nulls=True)
     elif isinstance(data, (str, bytes, Path, Mapping)):
         raise UserError(
             f"expected texts, rows or a frame, found {reprlib.repr(data)}: put one text or row "
@@ -252,7 +252,7 @@ def _notes(request: Request) -> list[str]:
     return notes
 
 
-def _check_output(output: Path, source: str | Path, report: Report) -> None:
+def _check_output(output: Path, source: str | Path, report: Findings) -> None:
     folder = output.parent
     other = Path(source).expanduser()
     is_input = output.exists() and other.exists() and output.samefile(other)

@@ -1,39 +1,15 @@
-"""``report`` writes the report and model card of a run; ``compare`` compares several runs."""
+"""``report``: write the report, the model card and the suspicious rows of a run again."""
 
-import functools
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pandas as pd
-from scipy.special import ndtr
-
-from finetune.data import corrections
-from finetune.data.prediction_columns import DIGEST, LABEL, PREDICTION, without_bytes
+from finetune.checking import suspects
 from finetune.data.targets import MAX_SUSPECTS
-from finetune.errors import RunError, UserError, counted
+from finetune.errors import RunError, UserError
 from finetune.pipeline import events
 from finetune.recipe.run import Run
-from finetune.reporting import card, tables
+from finetune.reporting import card
 from finetune.reporting import page as report_page
-from finetune.reporting.tables import Cell, Table, to_cells
-from finetune.statistics import mistakes
-from finetune.statistics.estimates import holm
-from finetune.statistics.metrics import (
-    Metrics,
-    estimate,
-    estimate_difference,
-    recipe_metrics,
-    with_standard,
-)
-from finetune.statistics.scored import ScoredRows, distances
-from finetune.tasks.base import Task
-
-#: Confident mistakes in ``suspects.csv``, besides the labels that may be wrong.
-_MAX_MISTAKES = 50
 
 
 @dataclass(frozen=True)
@@ -66,47 +42,25 @@ def report(run: Run | str | Path, *, trust_recipe: bool = False) -> Report:
 
 
 def _write_suspects(run: Run) -> Path | None:
-    """Write the test rows whose label may be wrong, then the most confident mistakes.
-
-    Returns:
-        The path, or None if no row is suspicious or the task is not to choose one class. A file
-        that the user has edited is kept.
+    """Write the test rows that are suspicious, and return the path; None if there are none, or if
+    the task is not to choose one class. A file that the user has edited is kept.
     """
-    table = run.predicted_rows
-    path = run.path / corrections.FILE
-    if path.exists() and corrections.has_new_labels(path):
+    path = run.path / suspects.FILE
+    if path.exists() and suspects.has_new_labels(path):
         return path
     path.unlink(missing_ok=True)
     if not run.kind.has_one_class:
         return None
-    rows: ScoredRows = run.scored(table)
-    suspicion = report_page.suspicion(run, rows)
-    suspected = suspicion.rows[:MAX_SUSPECTS].tolist() if suspicion else []
-    reasons = dict.fromkeys(suspected, "label may be wrong")
-    wrong = [row for row in mistakes.most_confident(rows).tolist() if row not in reasons]
-    reasons |= dict.fromkeys(wrong[:_MAX_MISTAKES], "confident mistake")
-    user = without_bytes(run.user_rows)
-    suspects = []
-    for number, reason in reasons.items():
-        row = table.iloc[number]
-        if (text := row.get("text")) is None:
-            content, digest = row.get("file"), f"x{row[DIGEST]}"
-        else:
-            content, digest = text, corrections.text_digest(text)
-        suspects.append(
-            {
-                "split": run.manifest.data.tested_in,
-                "text": content,
-                "label": rows.names[rows.labels[number]],
-                "suggested": rows.names[rows.classes[number]],
-                "probability": round(float(rows.summary.confidence[number]), 4),
-                "why": reason,
-                "digest": digest,
-                "user": {name: user[name][number].as_py() for name in user.column_names},
-            }
-        )
-    if suspects:
-        return corrections.write_suspects(path, suspects, user.column_names)
+    predictions = run.predicted_rows
+    rows = run.scored(predictions)
+    suspected: list[int] = []
+    if (suspicion := report_page.suspicion(run, rows)) is not None:
+        suspected = suspicion.rows[:MAX_SUSPECTS].tolist()
+    is_written = suspects.write_mistakes(
+        path, run.manifest.data.tested_in, predictions, rows, suspected, run.user_rows
+    )
+    if is_written:
+        return path
     return None
 
 
@@ -127,203 +81,4 @@ def write_final_report(run: Run) -> None:
         reason = f"{type(error).__name__}: {error}"
         raise RunError(f"the run is finished, but has no report ({reason}); {hint}") from error
     finally:
-        events.report(events.Finished(run, page))
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The comparison of several runs on the same test rows."""
-
-    names: list[str]  # the directories of the runs
-    rows: int  # number of test rows
-    #: Names of the metrics of the first run's recipe. The first one chose its best checkpoint and
-    #: decides the verdicts.
-    headline: list[str]
-    metrics: list[Mapping[str, Any]]  # for each run, the same metrics with 95% intervals
-    differences: list[dict[str, Any]]  # for each run but the first: its metrics minus the first's
-    settings: dict[str, list[str]]  # settings that are not the same in all runs, by name
-    #: Indices of rows with different predictions, the clearest disagreement first, ``(rows,)``.
-    disagreements: np.ndarray
-    tables: list[pd.DataFrame]  # `Run.predicted_rows` of each run
-    #: For each run but the first, a sentence: is it better? With several comparisons, the chance of
-    #: any wrong "better" or "worse" is at most 5% (Holm, 1979).
-    verdicts: list[str]
-
-    def scores(self, names: Sequence[str]) -> Table:
-        """Return a table of metrics: each run, and its difference to the first run."""
-        rows = [[Cell(self.names[0]), *to_cells(self.metrics[0], names)]]
-        columns = (self.names[1:], self.metrics[1:], self.differences)
-        for name, metrics, differences in zip(*columns, strict=True):
-            rows.append([Cell(name), *to_cells(metrics, names)])
-            gaps = to_cells(differences, names, signed=True)
-            rows.append([Cell(f"difference to {self.names[0]}"), *gaps])
-        caption = f"{counted(self.rows, 'test row')}, the same for all; 95% confidence intervals"
-        return Table(caption, ["", *names], rows)
-
-
-def compare(
-    runs: Sequence[Run | str | Path], page: str | Path | None = None, *, trust_recipe: bool = False
-) -> Comparison:
-    """Compare two or more runs with the first one.
-
-    Args:
-        runs: Runs, or their directories.
-        page: The HTML file to write the comparison to, if any; an existing file is replaced.
-        trust_recipe: Whether to import recipe files that the runs name; see :meth:`Run.load`.
-
-    Returns:
-        The metrics, their differences to the first run, and where predictions differ.
-
-    Raises:
-        UserError: If the runs differ in task, test rows or test labels, or if the first run has no
-            metric that is a number.
-    """
-    if isinstance(runs, (str, Path, Run)) or len(runs) < 2:
-        count = "one" if runs else "none"
-        raise UserError(f"compare: expected a list of two or more runs, found {count}")
-    loaded = [Run.load(run, trust_recipe=trust_recipe) for run in runs]
-    path = None if page is None else Path(page).expanduser()
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise UserError(f"--output {page}: expected a file name in an existing directory")
-    if unfinished := [run.unfinished for run in loaded if run.unfinished]:
-        raise UserError(*unfinished)
-    first = loaded[0]
-    headline = first.headline
-    if not headline:
-        raise UserError(f"{first.path}: expected a metric that is a number, found none to compare")
-    frames, scored_rows = read_same_rows(loaded)
-    others = scored_rows[1:]
-    metrics = metrics_of(first, scored_rows[0])
-    differences = [estimate_difference(scored_rows[0], rows, metrics) for rows in others]
-    distance = np.max([distances(scored_rows[0], rows) for rows in others], axis=0)
-    names = [str(run.path) for run in loaded]
-    comparison = Comparison(
-        names=names,
-        rows=len(frames[0]),
-        headline=headline,
-        metrics=[estimate(rows, metrics) for rows in scored_rows],
-        differences=differences,
-        settings=_settings_that_differ(loaded),
-        disagreements=np.argsort(-distance, kind="stable")[: np.count_nonzero(distance)],
-        tables=frames,
-        verdicts=_judge(names, differences, headline, tables.directions(first.manifest)),
-    )
-    if path is not None:
-        _write_page(path, comparison, first.kind)
-    return comparison
-
-
-def _judge(
-    names: Sequence[str],
-    differences: Sequence[Mapping[str, Any]],
-    headline: Sequence[str],
-    better: Mapping[str, int],
-) -> list[str]:
-    """Return a sentence for each run but the first: is it better than the first?"""
-    is_several = len(differences) > 1
-    p_values = holm([_p_value(gaps.get(headline[0])) for gaps in differences])
-    verdicts = []
-    for name, gaps, p_value in zip(names[1:], differences, p_values, strict=True):
-        is_chance = is_several and p_value >= 0.05
-        verdict = tables.judge(name, names[0], gaps, headline, better, is_chance=is_chance)
-        if is_several:
-            verdict += f" Corrected for {len(differences)} comparisons (Holm, 1979)."
-        verdicts.append(verdict)
-    return verdicts
-
-
-def read_same_rows(runs: Sequence[Run]) -> tuple[list[pd.DataFrame], list[Any]]:
-    """Return :attr:`Run.predicted_rows` of each run, and its test rows with labels and outputs in
-    the order of the classes of the first run, for the statistics of its task.
-
-    Raises:
-        UserError: If the runs differ in task, test rows or test labels.
-    """
-    first = runs[0]
-    task = first.kind
-    frames = [run.predicted_rows for run in runs]
-    scored_rows = [first.scored(frames[0])]
-    for run, frame in zip(runs[1:], frames[1:], strict=True):
-        pair = f"{first.path} and {run.path} have"
-        if difference := task.find_difference(run.kind):
-            raise UserError(f"{pair} {difference}")
-        columns = [name for name in ("id", "text", DIGEST) if name in frame and name in frames[0]]
-        if len(columns) < 2 or not frames[0][columns].equals(frame[columns]):
-            raise UserError(
-                f"{pair} different test rows ({len(frames[0]):,} and {len(frame):,}): compare runs "
-                "with the same --dataset, --split_seed and --eval_samples"
-            )
-        scored_rows.append(run.scored(frame, task))
-        if not np.array_equal(scored_rows[0].labels, scored_rows[-1].labels):
-            raise UserError(
-                f"{pair} different labels for the same rows: compare runs with the same "
-                "--label_column or --label_columns, and the same --label_map"
-            )
-    return frames, scored_rows
-
-
-def metrics_of(run: Run, rows: Any) -> Metrics:
-    """Return the metrics of a run, and those that are reported for every recipe; ``rows`` are
-    labels and outputs, from :meth:`Run.scored`.
-    """
-    scoring = run.manifest.scoring
-    # looked up only if needed: the recipe may not be importable
-    compute = functools.cache(lambda: run.compute_metrics)
-    metrics = recipe_metrics(rows, scoring, lambda output: compute()(output))
-    return with_standard(run.kind.label_kind, metrics)
-
-
-def _p_value(gap: Mapping[str, float] | None) -> float:
-    """Return the two-sided p-value of a difference, from the end of its interval nearer to 0."""
-    if gap is None or np.isnan(gap["low"]):  # too few rows for an interval
-        return 1.0
-    value = gap["value"]
-    margin = value - gap["low"] if value > 0 else gap["high"] - value
-    if margin > 0:
-        return float(2 * ndtr(-1.96 * abs(value) / margin))
-    return float(value == 0)
-
-
-def _settings_that_differ(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Return settings, launch and versions that are not the same in all runs: values by name."""
-    columns = []
-    for run in runs:
-        manifest = run.manifest
-        launch = {**asdict(manifest.launch), "revision": manifest.git_revision}
-        columns.append({**manifest.configuration, **launch})
-    settings = {}
-    for name in dict.fromkeys(itertools.chain(*columns)):
-        values = [str(column.get(name, "")) for column in columns]
-        if len(set(values)) > 1:
-            settings[name] = values
-    return settings
-
-
-def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
-    names = comparison.names
-    frames = comparison.tables
-    has_text = "text" in frames[0]
-    header = ["row", "text", "label"] if has_text else ["row", "label"]
-    rows = []
-    for index in comparison.disagreements[:30]:
-        first = frames[0].iloc[index]
-        cells = [Cell(str(first["id"]))]
-        if has_text:
-            cells.append(tables.excerpt(first["text"]))
-        cells.append(Cell(task.describe(first, LABEL)))
-        for frame in frames:
-            row = frame.iloc[index]
-            prediction = task.describe(row, PREDICTION)
-            if task.has_probabilities and prediction == task.describe(row, LABEL):
-                cells.append(Cell(prediction, "\N{CHECK MARK}", "good"))
-            else:
-                cells.append(Cell(prediction))
-        rows.append(cells)
-    count = f"Predictions differ on {len(comparison.disagreements):,} of {comparison.rows:,} rows."
-    examples = Table("Most confident disagreements", [*header, *names], rows)
-    sections: dict[str, list[Any]] = {
-        "Scores": [comparison.scores(list(comparison.metrics[0]))],
-        "Settings": tables.settings(names, comparison.settings) or ["All settings are the same."],
-        "Disagreements": [count, examples] if rows else [count],
-    }
-    tables.write_page(page, f"{len(frames)} runs on the same rows", comparison.verdicts, sections)
+        events.emit(events.Finished(run, page))

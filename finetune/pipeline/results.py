@@ -29,7 +29,7 @@ from finetune.runs.directory import LOGITS, PREDICTIONS, VALIDATION
 from finetune.runs.records import Metrics
 from finetune.runtime import activity, files
 from finetune.statistics import baselines, metrics, mistakes
-from finetune.statistics.baselines import Source
+from finetune.statistics.baselines import BaselineData
 from finetune.statistics.scored import to_float16
 from finetune.training.arguments import FinetuneArguments
 
@@ -78,7 +78,7 @@ def write(
     statistics = task.statistics(rows, recipe_metrics)
     notes = statistics.notes
     labels = np.asarray(test.label_ids)
-    source = Source(
+    data = BaselineData(
         splits=recipe.splits,
         column=recipe.input_column,
         seed=recipe.split_seed,
@@ -87,7 +87,7 @@ def write(
     )
     baseline_scores: dict[str, Any] = {}
     differences: dict[str, Any] = {}
-    predictions = task.baselines(source)
+    predictions = task.baselines(data)
     if arguments.baseline:
         frozen = frozen_baseline(recipe, arguments, notes.append)
         predictions = itertools.chain(predictions, frozen)
@@ -179,7 +179,7 @@ def scores(recipe: Recipe, split: str, output: PredictionOutput, prefix: str) ->
     }
 
 
-def assess(recipe: Recipe, output: PredictionOutput) -> tuple[Any, metrics.Metrics]:
+def assess(recipe: Recipe, output: PredictionOutput) -> tuple[Any, metrics.NamedMetrics]:
     """Return the rows with labels and outputs of a model, and the metrics of the recipe."""
     rows = recipe.kind.scored(np.asarray(output.label_ids), np.asarray(output.predictions))
     return rows, metrics.recipe_metrics(rows, recipe.known_scoring, recipe.compute_metrics)

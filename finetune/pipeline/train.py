@@ -27,7 +27,7 @@ from finetune.errors import Diverged, RunError, UserError
 from finetune.models import adapters, head
 from finetune.pipeline import results
 from finetune.pipeline.description import describe_run
-from finetune.pipeline.events import Finished, Logged, Progress, Started, ignore, report, reporting
+from finetune.pipeline.events import Finished, Logged, Progress, Started, emit, ignore, reporting
 from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
 from finetune.pipeline.time_limit import fit_epochs
 from finetune.recipe import Recipe
@@ -135,7 +135,7 @@ def run_training(
                 if settings.dry_run or prepared.is_done:
                     return _report_without_training(prepared)
                 trainer, recipe = _build_trainer(prepared)
-                trackers.take(trainer)
+                trackers.take_over(trainer)
                 if pruning is not None:
                     trainer.add_callback(pruning)
                 if writes_run(settings.values):
@@ -146,7 +146,7 @@ def run_training(
                     )
                 del trainer
                 gc.collect()
-                distributed.leave()  # only rank 0 has work left
+                distributed.leave_process_group()  # only rank 0 has work left
                 if recording.run is not None:
                     if name := stopping.requested():  # a signal arrived since the training
                         raise Stopped(name)
@@ -173,7 +173,7 @@ def _report_without_training(prepared: Prepared) -> Run:
     if settings.dry_run:
         recipe = settings.recipe
         arguments = settings.arguments
-        report(Started(settings, arguments, prepared.steps, model=None))
+        emit(Started(settings, arguments, prepared.steps, model=None))
         if prepared.resumption.path is not None:
             activity.say(f"would resume from {prepared.resumption.path}")
         rows = recipe.prepared["train"]
@@ -187,8 +187,8 @@ def _report_without_training(prepared: Prepared) -> Run:
     else:
         page = run.path / "report.html"
         activity.say("the run is finished, nothing is left to train. Its results:")
-        report(Finished(run, page if page.exists() else None))
-    distributed.leave()
+        emit(Finished(run, page if page.exists() else None))
+    distributed.leave_process_group()
     return run
 
 
@@ -208,7 +208,7 @@ def _build_trainer(prepared: Prepared) -> tuple[Trainer, Recipe]:
     trainer.remove_callback(PrinterCallback)
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(Bar())
-    trainer.callback.take = lambda state, values: report(
+    trainer.callback.take = lambda state, values: emit(
         Logged(state.global_step, state.max_steps, values)
     )
     assert trainer.model is not None
@@ -334,7 +334,7 @@ class _Recording:
                     hint = f"to resume at step {step:,}: {self.settings.resuming}"
             stop.args = (f"{str(stop) or 'interrupted'}; {hint}",)
             raise
-        except BaseException as error:  # no distributed.leave(): it would wait for the other ranks
+        except BaseException as error:  # the group stays: leaving waits for all ranks
             if self.run is not None:
                 status = "failed"
                 if isinstance(error, RunError):
@@ -360,7 +360,7 @@ def _start_run(prepared: Prepared, trainer: Trainer) -> Run:
     settings = prepared.settings
     resumption = prepared.resumption
     directory = settings.output_dir
-    report(Started(settings, settings.arguments, prepared.steps, trainer.model))
+    emit(Started(settings, settings.arguments, prepared.steps, trainer.model))
     manifest = describe_run(settings, prepared.configuration)
     # not earlier: an error could still stop the command, or the model be read from this directory
     lock_directory(directory)

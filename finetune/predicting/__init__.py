@@ -25,4 +25,4 @@ class Options:
     cpu_kernels: str | None = None  # ``auto`` or ``off``; None for the setting of the training
     batch_tokens: int | None = None  # with padding; None for 1024 on a CPU, 65536 on a GPU
     csv_safe: bool = False  # escapes what a spreadsheet would run as a formula
-    engine: str | None = None  # of :mod:`finetune.export`; None for torch
+    engine: str | None = None  # of :mod:`finetune.exporting`; None for torch

@@ -20,7 +20,7 @@ from finetune.data.columns import parse_names
 from finetune.data.files_of_splits import IMAGES, files_below
 from finetune.data.prediction_columns import without_bytes
 from finetune.data.read_text import ReadOptions, refuse_half_characters
-from finetune.errors import Report, UserError, counted, suggestion
+from finetune.errors import Findings, UserError, counted, suggestion
 from finetune.models import cpu
 from finetune.predicting import FILES, READING, Options
 from finetune.predicting.inference import Session
@@ -48,7 +48,7 @@ _CHOICES = {
 }
 
 
-def parse_options(values: Mapping[str, Any], report: Report) -> Options:
+def parse_options(values: Mapping[str, Any], report: Findings) -> Options:
     """Return options of a prediction; report unknown names and values."""
     names = [option.name for option in fields(Options)]
     if unknown := [name for name in values if name not in names]:
@@ -132,7 +132,7 @@ class Request:
         options = _with_defaults(options, run, recipe, session)
         return cls(run, recipe, run.kind, options, path, kind, name, suffix, session)
 
-    def check_options(self, report: Report) -> None:
+    def check_options(self, report: Findings) -> None:
         """Report flags that have no effect on this input, output and model."""
         options, run = self.options, self.run
         is_image = isinstance(self.recipe, ImageRecipe)

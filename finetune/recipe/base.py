@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
-from finetune.errors import Facts, Report, UserError
+from finetune.errors import Facts, Findings, UserError
 from finetune.recipe.options import (
     RENAMED_PARTS,
     ImageOptions,
@@ -103,7 +103,7 @@ class Recipe(RecipeOptions):
         declare(cls)
 
     def __post_init__(self) -> None:
-        self.report = Report()  # the findings about options and data
+        self.report = Findings()  # the findings about options and data
         validate(self)
 
     @classmethod
@@ -343,8 +343,9 @@ class Recipe(RecipeOptions):
     @functools.cached_property
     def loaded(self) -> Loaded:
         """The rows of :attr:`source`, split, corrected and checked, and their task."""
+        from finetune.checking import corrections
         from finetune.checking.rows import check_rows, require_splits
-        from finetune.data import columns, corrections
+        from finetune.data import columns
         from finetune.tasks import kinds
 
         source = self.source
@@ -444,7 +445,7 @@ class Recipe(RecipeOptions):
         from finetune.recipe.scoring import Scoring
 
         if self.metrics:
-            return Scoring.of_names(self.metrics)
+            return Scoring.from_names(self.metrics)
         return self.scoring
 
     @property

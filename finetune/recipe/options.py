@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from finetune.data.comma_list import format_option, split_values
-from finetune.errors import Report, UserError
+from finetune.errors import Findings, UserError
 from finetune.rules.check import check_options
 from finetune.rules.options import Options
 from finetune.training.options import find_type_mistake, merge_options
@@ -230,7 +230,7 @@ def validate(recipe: Any) -> None:
 
         recipe.dataset = memory.store(recipe.dataset)
     hints = get_type_hints(type(recipe))
-    report = Report()
+    report = Findings()
     for field in dataclasses.fields(recipe):
         name, form = field.name, field.metadata.get("metavar", "")
         with report.collect():

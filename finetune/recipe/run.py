@@ -113,7 +113,7 @@ class Run(RunDirectory):
         manifest = self.manifest
         options = dict(manifest.options)
         if scores:
-            metrics = scoring.Scoring.of_names(options.get("metrics") or "").arguments
+            metrics = scoring.Scoring.from_names(options.get("metrics") or "").arguments
             catalog.refuse_untrusted(list(scoring.files_of(metrics).values()), "metric", path)
         elif options.get("metrics"):
             options["metrics"] = None

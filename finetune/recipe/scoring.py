@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from finetune.data.comma_list import split_values
-from finetune.errors import Report, UserError, suggestion
+from finetune.errors import Findings, UserError, suggestion
 from finetune.recipe.catalog import import_file, is_path
 from finetune.runtime.importing import HOUSE, describe_error, only_class, path_below_cwd
 from finetune.statistics import metrics
@@ -79,7 +79,7 @@ class Scoring:
             raise UserError(*mistakes)
 
     @classmethod
-    def of_names(cls, names: str) -> Scoring:
+    def from_names(cls, names: str) -> Scoring:
         """Return the scoring for a value of ``--metrics``: ``accuracy,f1_micro,./cost.py``."""
         arguments = dict[str, Mapping[str, Any]]()
         for word in split_values(names):
@@ -125,7 +125,7 @@ class Scoring:
         if self.arguments == task.metrics:
             return list(self.arguments)
         load.cache_clear()  # in a notebook, a file may have been edited
-        report = Report()
+        report = Findings()
         owners: dict[str, str] = {}
         reserved = {*shipped(), *_VARIANTS, *DIRECTIONS, "loss"}
         example = EvalPrediction(*task.example_outputs())
@@ -218,7 +218,7 @@ def load(name: str, config: str | None = None) -> EvaluationModule:
     return metric
 
 
-def files_of(scoring: metrics.Scoring) -> dict[str, Path]:
+def files_of(scoring: metrics.MetricArguments) -> dict[str, Path]:
     """Return the paths of custom metric modules by metric."""
     files = {}
     for name, options in scoring.items():

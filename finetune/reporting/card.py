@@ -18,8 +18,14 @@ from finetune.runtime.files import write_whole
 from finetune.runtime.formats import visible
 
 _HYPERPARAMETERS = (
-    *("learning_rate", "lr_scheduler_type", "num_train_epochs", "global_batch_size"),
-    *("max_tokens_per_batch", "weight_decay", "label_smoothing_factor", "seed"),
+    "learning_rate",
+    "lr_scheduler_type",
+    "num_train_epochs",
+    "global_batch_size",
+    "max_tokens_per_batch",
+    "weight_decay",
+    "label_smoothing_factor",
+    "seed",
 )
 _UNSET = (None, "None", 0)
 _TEMPLATE = Path(__file__).with_name("templates") / "card.md.jinja"

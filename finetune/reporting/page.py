@@ -42,10 +42,13 @@ def write(run: Run) -> Path:
     statistics = run.statistics
     table = run.predicted_rows
     rows = run.scored(table)
-    blocks: list[Any] = [tables.scores(run)]
-    blocks += tables.metrics("Other scores of the model", statistics, run.headline)
-    blocks.append("Intervals cover the sampling of test rows, not variation between trainings.")
-    sections = {"Scores": blocks}
+    sections: dict[str, list[Any]] = {
+        "Scores": [
+            tables.scores(run),
+            tables.metrics("Other scores of the model", statistics, run.headline),
+            "Intervals cover the sampling of test rows, not variation between trainings.",
+        ]
+    }
     for name in run.kind.sections:
         sections[name.capitalize()] = _SECTIONS[name](run, table, rows)
     facts = [[Cell(name), Cell(fact)] for name, fact in provenance(manifest).items()]
@@ -91,23 +94,23 @@ def _prediction_blocks(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> li
 
 
 def _class_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
-    blocks: list[Any] = list(tables.classes(run.statistics))
+    blocks: list[Any] = [tables.classes(run.statistics)]
     if len(rows.names) <= MAX_CLASSES_OF_CONFUSION:  # a plot of more classes would be unreadable
         blocks.append([plots.confusion(rows.confusion, rows.names)])
     return blocks
 
 
 def _label_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
-    blocks: list[Any] = list(tables.classes(run.statistics))
+    note = ""
     if run.statistics.thresholds:
-        blocks.append(
+        note = (
             "The thresholds were fitted on the validation rows, so validation scores are too good."
         )
     examples = []
     for index in mistakes.farthest(rows)[:_MAX_MISTAKES]:
         names = [", ".join(table[name].iloc[index]) or "none" for name in (LABEL, PREDICTION)]
         examples.append((index, list(map(Cell, names))))
-    return [*blocks, *_examples(table, "labels predicted", examples)]
+    return [tables.classes(run.statistics), note, _examples(table, "labels predicted", examples)]
 
 
 def _probability_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
@@ -137,10 +140,13 @@ def _slice_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
         count = Cell(f"{part['rows']:,}", kind="number")
         verdict = Cell("lower than on all rows" if part["lower"] else "", kind="bad")
         cells.append([Cell(part["name"]), count, *to_cells(part, ["accuracy"]), verdict])
-    caption = "Slices of at least 20 rows with the lowest accuracy; some are low by chance"
-    if cells:
-        return [Table(caption, ["slice", "rows", "accuracy", ""], cells)]
-    return []
+    return [
+        Table(
+            "Slices of at least 20 rows with the lowest accuracy; some are low by chance",
+            ["slice", "rows", "accuracy", ""],
+            cells,
+        )
+    ]
 
 
 def _mistake_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
@@ -168,13 +174,13 @@ def _mistake_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any
         label = Cell(names[rows.labels[index]], note)
         confidence = Cell(f"{summary.confidence[index]:.1%}", kind="number")
         examples.append((index, [label, Cell(names[rows.classes[index]]), confidence]))
-    return [sentence, *_examples(table, "label predicted probability", examples)]
+    return [sentence, _examples(table, "label predicted probability", examples)]
 
 
 def _examples(
     table: pd.DataFrame, columns: str, examples: Sequence[tuple[int, list[Cell]]]
-) -> list[Table]:
-    """Return a table of the most confident mistakes, if any: the inputs of each row, then cells."""
+) -> Table:
+    """Return a table of the most confident mistakes: the inputs of each row, then cells."""
     inputs = {"text": "text", THUMBNAIL: "image"}
     header = ["row", *(inputs[name] for name in inputs if name in table), *columns.split()]
     lines = []
@@ -184,22 +190,19 @@ def _examples(
         if "text" in table:
             line.append(excerpt(row["text"]))
         if THUMBNAIL in table:
-            jpeg = base64.b64encode(row[THUMBNAIL] or b"").decode()
             url = ""
-            if jpeg:
-                url = f"data:image/jpeg;base64,{jpeg}"
+            if jpeg := row[THUMBNAIL]:
+                url = f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
             line.append(Cell("", str(row.get("file", "")), image=url))
         lines.append([*line, *cells])
-    if lines:
-        return [Table("The most confident mistakes", header, lines)]
-    return []
+    return Table("The most confident mistakes", header, lines)
 
 
 #: The functions that return the blocks of a section, by the names in ``Task.sections``.
 _SECTIONS: Mapping[str, Callable[[Run, pd.DataFrame, Any], list[Any]]] = {
     "training": lambda run, table, rows: [plots.learning_curves(run.manifest)],
     "predictions": _prediction_blocks,
-    "targets": lambda run, table, rows: list(tables.targets(run.statistics)),
+    "targets": lambda run, table, rows: [tables.targets(run.statistics)],
     "classes": _class_blocks,
     "labels": _label_blocks,
     "probabilities": _probability_blocks,

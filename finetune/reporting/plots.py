@@ -34,11 +34,22 @@ SHADES = LinearSegmentedColormap.from_list("shades", [f"{BLUE}00", f"{BLUE}CC"])
 WIDTH = 4.6  # inches
 #: The style for ``matplotlib.rc_context``, in which plots are drawn and written.
 STYLE: Any = {
-    **{f"{name}color": INK for name in ("axes.edge", "axes.label", "text.", "xtick.", "ytick.")},
-    **{"axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left"},
-    **{"axes.titlesize": 11, "font.size": 10, "font.family": "sans-serif"},
-    **{"legend.fontsize": 9.5, "legend.frameon": False, "lines.markersize": 5},
-    **{"svg.fonttype": "none", "svg.hashsalt": "finetune"},
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "font.size": 10,
+    "font.family": "sans-serif",
+    "legend.fontsize": 9.5,
+    "legend.frameon": False,
+    "lines.markersize": 5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "finetune",
 }
 #: With fewer test rows, or fewer rows of a class, curves are noise.
 _MIN_ROWS = 100
@@ -122,8 +133,11 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Plot:
     axes.spines[:].set_visible(False)
     label_axes(axes, "Confusion matrix", x="predicted class", y="true class")
     axes.grid(visible=False)
-    alt = "Share of each true class by predicted class; correct predictions are on the diagonal."
-    return Plot("confusion", alt, figure)
+    return Plot(
+        "confusion",
+        "Share of each true class by predicted class; correct predictions are on the diagonal.",
+        figure,
+    )
 
 
 def ranking(predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]]) -> list[Plot]:
@@ -163,8 +177,13 @@ def ranking(predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]]) -> 
         axes.set(aspect="equal", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
         figure.legend(loc="outside lower left")
         values = ", ".join(f"'{names[number]}' {areas[number]:.3f}" for number in lowest)
-        alt = f"One-vs-rest {measure} (at most the {_MAX_CURVES} lowest): {values}."
-        plots.append(Plot("roc" if is_roc else "precision_recall", alt, figure))
+        plots.append(
+            Plot(
+                "roc" if is_roc else "precision_recall",
+                f"One-vs-rest {measure} (at most the {_MAX_CURVES} lowest): {values}.",
+                figure,
+            )
+        )
     return plots
 
 
@@ -181,12 +200,24 @@ def reliability(calibration: Mapping[str, Any]) -> list[Plot]:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(PercentFormatter(1))
     label_axes(axes, "Calibration: accuracy by confidence", x="confidence")
-    alt = "Accuracy by confidence; they are equal for a calibrated model (dotted)."
-    return [Plot("reliability", alt, figure)]
+    return [
+        Plot(
+            "reliability",
+            "Accuracy by confidence; they are equal for a calibrated model (dotted).",
+            figure,
+        )
+    ]
 
 
 def predicted_and_true(labels: np.ndarray, predicted: np.ndarray, name: str, suffix: str) -> Plot:
-    """Plot true against predicted values of a target, shape ``(rows,)``, for 1,000 rows at most."""
+    """Plot true against predicted values of a target, for 1,000 rows at most.
+
+    Args:
+        labels: The true values, shape ``(rows,)``.
+        predicted: The predicted values, shape ``(rows,)``.
+        name: The name of the target.
+        suffix: The end of the name of the file, if there are several targets.
+    """
     figure, (axes,) = panels(1, height=4.0)
     rows = np.random.default_rng(0).permutation(len(labels))[:_MAX_DOTS]
     ends = [min(labels.min(), predicted.min()), max(labels.max(), predicted.max())]
@@ -194,8 +225,11 @@ def predicted_and_true(labels: np.ndarray, predicted: np.ndarray, name: str, suf
     axes.scatter(predicted[rows], labels[rows], color=BLUE, alpha=0.4, s=9, rasterized=True)
     label_axes(axes, "Predicted and true value", x=f"predicted {_shorten(name)}", y="true value")
     error = f"{np.median(np.abs(labels - predicted)):.3g}"
-    alt = f"Predicted and true {name}. The median absolute error is {error}."
-    return Plot(f"predictions{suffix}", alt, figure)
+    return Plot(
+        f"predictions{suffix}",
+        f"Predicted and true {name}. The median absolute error is {error}.",
+        figure,
+    )
 
 
 def panels(rows: int, *, height: float, width: float = WIDTH) -> tuple[Figure, list[Axes]]:

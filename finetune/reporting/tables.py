@@ -11,8 +11,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from finetune.errors import counted
-from finetune.export.files import Export
-from finetune.export.push import Push
+from finetune.exporting.files import Export
+from finetune.exporting.push import Push
 from finetune.recipe.run import Run
 from finetune.runs.records import Manifest
 from finetune.runtime.files import write_whole
@@ -50,11 +50,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of one or more rows. The first column names the rows. Header cells may be empty."""
+    """A table; its first column names the rows, header cells may be empty. A table without rows is
+    false, and is not shown.
+    """
 
     caption: str
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
 
     def markdown(self) -> str:
         """Return the table as Markdown."""
@@ -119,11 +124,19 @@ def format_score(metric: str, estimate: Mapping[str, float], *, signed: bool = F
     """Return a score with its 95% confidence interval: ``f1 0.8220, 95% CI 0.803 to 0.839``."""
     interval = _interval(estimate, signed)
     score = f"{metric} {format_number(estimate['value'], signed=signed)}"
-    return f"{score}, 95% CI {interval}" if interval else score
+    if interval:
+        score += f", 95% CI {interval}"
+    return score
 
 
 def to_cells(scores: Mapping[str, Any], names: Iterable[str], signed: bool = False) -> list[Cell]:
-    """Return a cell for each name, with its score and interval if there are any."""
+    """Return a cell for each name, with its score and interval if there are any.
+
+    Args:
+        scores: Numbers, or estimates with intervals, by name.
+        names: The names of the scores to show.
+        signed: Whether positive numbers have a sign, as differences do.
+    """
     cells = []
     for name in names:
         estimate = scores.get(name)
@@ -155,15 +168,16 @@ def scores(run: Run) -> Table:
         gaps = statistics.beyond.get(baseline, {})
         rows.append([Cell(baseline), *to_cells(values, names)])
         rows.append([Cell("difference to baseline"), *to_cells(gaps, names, signed=True)])
-    caption = f"Test set, {statistics.rows:,} rows, 95% confidence intervals"
-    return Table(caption, ["", *names], rows)
+    return Table(
+        f"Test set, {statistics.rows:,} rows, 95% confidence intervals", ["", *names], rows
+    )
 
 
-def metrics(caption: str, statistics: Statistics, headline: Sequence[str] = ()) -> list[Table]:
-    """Return a table of all scores that are not in ``headline``, one per row, or []."""
+def metrics(caption: str, statistics: Statistics, headline: Sequence[str] = ()) -> Table:
+    """Return a table of all scores that are not in ``headline``, one per row."""
     values = statistics.metrics
     rows = [[Cell(name), *to_cells(values, [name])] for name in values if name not in headline]
-    return [Table(caption, ["", ""], rows)] if rows else []
+    return Table(caption, ["", ""], rows)
 
 
 def evaluation(result: Any) -> list[Table | str]:
@@ -174,19 +188,17 @@ def evaluation(result: Any) -> list[Table | str]:
         scores = {"now": result.metrics, "recorded": result.recorded or {}}
         rows = [[Cell(row), *to_cells(scores[row], names)] for row in scores]
         return [Table(f"test set of {source}", ["", *names], rows), *result.notes]
-    parts = metrics(f"{source}, 95% confidence intervals", statistics)
-    parts = [*parts, *targets(statistics), *classes(statistics)]
-    return [*parts, *statistics.notes, *result.notes]
+    scores_of_all = metrics(f"{source}, 95% confidence intervals", statistics)
+    details = targets(statistics), classes(statistics)
+    return [scores_of_all, *details, *statistics.notes, *result.notes]
 
 
 def push(push: Push, *, is_sent: bool) -> Table:
     """Return the table of the files of a push."""
     visibility = "private" if push.private else "public"
-    place = f"the {visibility} repository {push.repo} at {push.endpoint}"
+    verb = "in" if is_sent else "to send to"
+    caption = f"{verb} the {visibility} repository {push.repo} at {push.endpoint}"
     rows = [[Cell(name), Cell(f"{file.stat().st_size:,}")] for name, file in push.files.items()]
-    caption = f"in {place}"
-    if not is_sent:
-        caption = f"to send to {place}"
     return Table(caption, ["file", "bytes"], rows)
 
 
@@ -198,12 +210,16 @@ def export(export: Export) -> list[Table | str]:
     header = ["", "MB", "ms for a row", "changed rows", "largest difference", "alone or padded"]
     rows = []
     for name, check in checks.items():
-        changed = f"{check['changed']:,} of {check['rows']:,}"
-        texts = [f"{check['bytes'] / 1e6:,.1f}", f"{check['latency_ms']:.1f}", changed]
-        texts.append(f"{check['largest_difference']:.2g}")
         neighbours = check["neighbours"]
-        texts.append(f"{neighbours['changed']:,} of {neighbours['rows']:,}")
-        rows.append(list(map(Cell, [name, *texts])))
+        texts = (
+            name,
+            f"{check['bytes'] / 1e6:,.1f}",
+            f"{check['latency_ms']:.1f}",
+            f"{check['changed']:,} of {check['rows']:,}",
+            f"{check['largest_difference']:.2g}",
+            f"{neighbours['changed']:,} of {neighbours['rows']:,}",
+        )
+        rows.append(list(map(Cell, texts)))
     parts: list[Table | str] = [Table("checked on validation rows of the run", header, rows)]
     if quantized is None:
         return parts
@@ -214,8 +230,8 @@ def export(export: Export) -> list[Table | str]:
     return parts
 
 
-def classes(statistics: Statistics) -> list[Table]:
-    """Return a table of the scores of each class against the rest, 200 classes at most, or []."""
+def classes(statistics: Statistics) -> Table:
+    """Return a table of the scores of each class against the rest, 200 classes at most."""
     scores = statistics.classes or {}
     thresholds = statistics.thresholds or {}
     present = set(itertools.chain(*scores.values()))
@@ -225,35 +241,35 @@ def classes(statistics: Statistics) -> list[Table]:
     if len(scores) > _MAX_CLASSES:
         names = sorted(scores, key=lambda name: scores[name]["f1"]["value"])[:_MAX_CLASSES]
         caption += f", the {_MAX_CLASSES} of {len(scores):,} with the lowest F1"
-    rows = []
-    for name in names:
-        values = to_cells(scores[name], ("precision", "recall", "f1", *areas))
-        fitted = to_cells(thresholds, [name]) if thresholds else []
-        support = Cell(f"{scores[name]['support']:,}", kind="number")
-        rows.append([Cell(name), support, *values, *fitted])
     header = ["class", "rows", "precision", "recall", "F1", *map(AREAS.__getitem__, areas)]
     if thresholds:
         header.append("threshold")
-    return [Table(caption, header, rows)] if rows else []
+    rows = []
+    for name in names:
+        row = [Cell(name), Cell(f"{scores[name]['support']:,}", kind="number")]
+        row += to_cells(scores[name], ("precision", "recall", "f1", *areas))
+        if thresholds:
+            row += to_cells(thresholds, [name])
+        rows.append(row)
+    return Table(caption, header, rows)
 
 
-def targets(statistics: Statistics) -> list[Table]:
-    """Return a table of the scores of each target, or [] if there is only one."""
+def targets(statistics: Statistics) -> Table:
+    """Return a table of the scores of each target; without rows if there is only one."""
     values: Mapping[str, Mapping[str, Any]] = statistics.targets or {}
     names = list(next(iter(values.values()), {}))
     rows = [[Cell(target), *to_cells(row, names)] for target, row in values.items()]
-    caption = "Scores of each target; all other scores are means over the targets"
-    if rows:
-        return [Table(caption, ["target", *names], rows)]
-    return []
+    return Table(
+        "Scores of each target; all other scores are means over the targets",
+        ["target", *names],
+        rows,
+    )
 
 
-def settings(names: Sequence[str], values: Mapping[str, Sequence[str]]) -> list[Table]:
-    """Return a table of the settings that differ between the runs ``names``, or []."""
+def settings(names: Sequence[str], values: Mapping[str, Sequence[str]]) -> Table:
+    """Return a table of the settings that differ between the runs ``names``."""
     rows = [[Cell(name), *map(Cell, row)] for name, row in values.items()]
-    if rows:
-        return [Table("Settings that differ", ["", *names], rows)]
-    return []
+    return Table("Settings that differ", ["", *names], rows)
 
 
 def format_speed(rates: Mapping[str, Any]) -> str:

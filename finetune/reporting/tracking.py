@@ -19,7 +19,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import integration_utils as library
 
-from finetune.errors import UserError, masked
+from finetune.errors import UserError, first_line, masked
 from finetune.runs.records import Metrics
 from finetune.runtime import files, hub
 from finetune.training.options import without_none
@@ -83,7 +83,8 @@ def _ask_mlflow(uri: str, run_id: str | None, experiment_id: str | None) -> None
             if not uri.startswith("sqlite:"):  # which would be created
                 client.search_experiments(max_results=1)
         except Exception as error:  # also of requests, SQLAlchemy and the SDK of Databricks
-            raise UserError(f"--report_to mlflow: {uri}: {_first_line(error)}; {advice}") from error
+            reason = first_line(error) or type(error).__name__
+            raise UserError(f"--report_to mlflow: {uri}: {reason:.300}; {advice}") from error
 
 
 class Trackers(TrainerCallback):
@@ -102,7 +103,7 @@ class Trackers(TrainerCallback):
         self._variables = variables  # of the training, not of the requests before it
         self._trackers: dict[str, Any] = {}
 
-    def take(self, trainer: Trainer) -> None:
+    def take_over(self, trainer: Trainer) -> None:
         """Take the trackers of a trainer, which then calls only this callback."""
         for name, kind in _KINDS.items():
             tracker = trainer.pop_callback(kind)
@@ -143,18 +144,13 @@ class Trackers(TrainerCallback):
             except Exception as error:  # of any library: a tracker costs its curves only
                 del self._trackers[name]
                 logging.getLogger("finetune").warning(  # which is also shown of a run of a set
-                    "warning: --report_to %s: %s; its curves end here, the training continues",
+                    "warning: --report_to %s: %.300s; its curves end here, the training continues",
                     name,
-                    masked(_first_line(error)),
+                    masked(first_line(error) or type(error).__name__),
                 )
                 os.environ.update(_FIRST_REQUEST)
                 with contextlib.suppress(Exception), contextlib.redirect_stdout(None):
                     tracker.on_train_end(*self._facts)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines() or [type(error).__name__]
-    return lines[0][:300]
 
 
 class _MLflow(library.MLflowCallback):

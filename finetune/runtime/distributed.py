@@ -131,10 +131,11 @@ def device(use_cpu: bool = False) -> Any:
     """Return the ``torch.device`` of this process."""
     import torch
 
-    device = None if use_cpu else torch.accelerator.current_accelerator(check_available=True)
-    if device is None:
-        return torch.device("cpu")
-    return torch.device(device.type, ranks().local_rank)
+    if not use_cpu:
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        if accelerator is not None:
+            return torch.device(accelerator.type, ranks().local_rank)
+    return torch.device("cpu")
 
 
 def devices_in_training(use_cpu: bool) -> int:
@@ -148,10 +149,15 @@ def devices_in_training(use_cpu: bool) -> int:
 
 
 def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool) -> None:
-    """Create the process group of a job of several processes; None is the device's backend.
+    """Create the process group of a job of several processes.
 
     ``TrainingArguments`` ignores ``ddp_timeout`` on CPU, but uses an existing group. On an
     accelerator the group also has gloo, to gather objects on the CPU.
+
+    Args:
+        backend: The name of the backend; None for that of the device.
+        timeout_seconds: How long a collective operation may take.
+        use_cpu: Whether not to use an accelerator.
     """
     import torch
     import torch.distributed as dist
@@ -161,7 +167,7 @@ def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool)
     if me.world_size == 1 or dist.is_initialized():
         return
     # DDP imports this module. If that happened after the group exists, its default arguments would
-    # keep the group alive after `leave`, with threads that can abort the interpreter at exit.
+    # keep the group alive after it is left, with threads that can abort the interpreter at exit.
     import torch.distributed.nn.functional
     from torch.distributed.rendezvous import rendezvous
 
@@ -179,7 +185,7 @@ def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool)
     )
 
 
-def leave() -> None:
+def leave_process_group() -> None:
     """Destroy the process group, if there is one."""
     import torch.distributed as dist
 
@@ -225,7 +231,7 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
     import torch.distributed as dist
 
     waiting = dist.new_group(backend="gloo", timeout=timedelta(days=1))
-    results: list[Result] = []
+    results = []
     for is_my_turn in (me.rank == 0, me.rank > 0 and (me.local_rank == 0 or not share)):
         failure: Exception | None = None
         if is_my_turn:
@@ -244,7 +250,8 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
     if share:
         # a custom recipe may put objects into the result that cannot be pickled
         with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
-            pickled = pickle.dumps(results[0]) if results else None
+            if results:
+                pickled = pickle.dumps(results[0])
         pickled = gather(pickled, waiting)[me.rank - me.local_rank]
     if results:
         return results[0]
@@ -286,7 +293,9 @@ def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:
         of_rank_0 = gather(Path(probe.name).name)[0]
         is_shared = all(gather((existing / of_rank_0).exists()))
     if is_shared == save_on_each_node:
-        state, advice = ("share", "leave out") if is_shared else ("do not share", "add")
+        state, advice = "do not share", "add"
+        if is_shared:
+            state, advice = "share", "leave out"
         raise UserError(
             f"--output_dir {directory}: the machines {state} it: {advice} --save_on_each_node"
         )

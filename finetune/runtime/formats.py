@@ -29,18 +29,24 @@ def suffix(path: str | Path) -> str:
     if outer not in COMPRESSIONS:
         return outer
     inner = Path(Path(path).stem).suffix.lower()
-    return inner if inner in TEXTS else f"{inner}{outer}"
+    if inner in TEXTS:
+        return inner
+    return inner + outer
 
 
 def compression(path: str | Path) -> str:
     """Return the compression suffix of a file in lower case; empty if it is not compressed."""
     outer = Path(path).suffix.lower()
-    return outer if outer in COMPRESSIONS else ""
+    if outer in COMPRESSIONS:
+        return outer
+    return ""
 
 
 def stem(path: str | Path) -> str:
     """Return the name of a file without the suffixes of format and compression."""
-    return Path(Path(path).stem if compression(path) else path).stem
+    if compression(path):
+        path = Path(path).stem
+    return Path(path).stem
 
 
 def escape_formula(cell: object) -> object:

@@ -58,8 +58,13 @@ def go_offline(options: Mapping[str, Any]) -> None:
 def require(options: Mapping[str, Any], *, embedded: bool = False, packaged: str = "") -> None:
     """Require that the Hub answers within a second, if a download is :func:`missing`.
 
+    Args:
+        options: The options that name data set and model.
+        embedded: Whether ``--embedded`` is an alternative.
+        packaged: A model from an installed package, if it is an alternative.
+
     Raises:
-        UserError: With the alternatives: ``--embedded``, a ``packaged`` model, local files.
+        UserError: With the alternatives.
     """
     names = missing(options)
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
@@ -85,9 +90,10 @@ def _is_cached(option: str, name: str, revision: str | None, config: str | None)
     if option == "model":
         repository = caches()["hub"] / f"models--{name.replace('/', '--')}"
         reference = repository / "refs" / (revision or "main")
-        # the commit of the branch when it was downloaded
-        commit = reference.read_text(encoding="utf-8") if reference.is_file() else revision
-        snapshot = repository / "snapshots" / (commit or "").strip()
+        commit = revision or ""
+        if reference.is_file():  # the commit of the branch when it was downloaded
+            commit = reference.read_text(encoding="utf-8").strip()
+        snapshot = repository / "snapshots" / commit
         return any(any(snapshot.glob(pattern)) for pattern in _WEIGHTS)
     # directories are named by commit; only the Hub knows the commit of a branch
     pattern = f"{glob.escape(config or '')}*/*/{revision or '*'}/dataset_info.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from finetune.errors import UserError
+from finetune.errors import UserError, first_line
 from finetune.runtime import DISTRIBUTION
 
 T = TypeVar("T")
@@ -41,8 +41,12 @@ def read_source(path: Path, kind: str) -> tuple[bytes, str]:
 
 
 def import_source(name: str, path: Path, source: bytes) -> ModuleType:
-    """Import the source of a file as the module ``name``: the source that was hashed, not a
-    compiled copy beside the file.
+    """Import the source of a file: the source that was hashed, not a compiled copy beside the file.
+
+    Args:
+        name: The name of the module.
+        path: The file.
+        source: What the file holds.
 
     Raises:
         UserError: If it cannot be imported.
@@ -68,13 +72,18 @@ def describe_error(error: BaseException, path: Path, name_in_messages: str) -> s
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     line = f", line {lines[-1]}" if lines else ""
     description = f"{name_in_messages}{line}: {type(error).__name__}"
-    if message := str(error).strip().partition("\n")[0]:
+    if message := first_line(error):
         description += f": {message}"
     return description
 
 
 def only_class(module: ModuleType, base: type[T], name_in_messages: str) -> type[T]:
     """Return the only class derived from ``base`` that a module defines.
+
+    Args:
+        module: The module.
+        base: The base class.
+        name_in_messages: What messages call the module.
 
     Raises:
         UserError: If the module defines none or several.

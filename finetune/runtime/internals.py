@@ -110,8 +110,9 @@ def softmax_backward(gradient: torch.Tensor, weights: torch.Tensor) -> None:
     """
     import torch
 
-    dtype = gradient.dtype
-    torch.ops.aten._softmax_backward_data(gradient, weights, -1, dtype, grad_input=gradient)
+    torch.ops.aten._softmax_backward_data(
+        gradient, weights, -1, gradient.dtype, grad_input=gradient
+    )
 
 
 def may_have_hooks(module: torch.nn.Module) -> bool:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from finetune.errors import RunError, UserError, masked
+from finetune.errors import RunError, UserError, first_line, masked
 from finetune.runtime import distributed
 from finetune.runtime.formats import visible
 
@@ -44,7 +44,9 @@ class Stopped(KeyboardInterrupt):
 
 def requested() -> str | None:
     """Return the name of the signal that asked this process to stop; None without a signal."""
-    return None if _request is None else _request[0]
+    if _request is None:
+        return None
+    return _request[0]
 
 
 @contextlib.contextmanager
@@ -152,9 +154,11 @@ def stop(error: BaseException) -> int:
     is_lost = distributed.lost_connection(error)
     if rank != 0 or is_lost:
         _wait_to_be_ended()
-    line = str(error).strip().partition("\n")[0]
+    line = first_line(error)
     if isinstance(error, Stopped):
-        message = line if rank == 0 else ""
+        message = ""
+        if rank == 0:
+            message = line
     elif isinstance(error, (UserError, RunError)):
         message = "\n".join(f"error: {line}" for line in getattr(error, "mistakes", (error,)))
     elif is_lost:

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from finetune.data.prediction_columns import LABEL, PREDICTION, PROBABILITY
 from finetune.errors import UserError
-from finetune.export.predictor import Predictor
+from finetune.exporting.predictor import Predictor
 from finetune.serving.batching import Batcher, QueueFull
 
 _LOGGER = logging.getLogger("finetune")
@@ -204,19 +204,19 @@ def _read_rows(body: bytes, columns: int) -> list[str] | list[tuple[str, ...]]:
     """Return the texts of each row; a mistake is an answer with status 422 or 413."""
     try:
         # many Windows programs begin UTF-8 with a byte order mark (RFC 8259, 8.1)
-        given = Rows.model_validate_json(body.removeprefix(codecs.BOM_UTF8))
+        body_rows = Rows.model_validate_json(body.removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
         if error.error_count() > 3:  # unknown names, as many as fit into a body
             raise HTTPException(422, "expected one of text, texts and pairs") from None
         details = error.errors(include_input=False, include_url=False, include_context=False)
         raise HTTPException(422, details) from None
-    if sum(value is not None for _, value in given) != 1:
+    if sum(value is not None for _, value in body_rows) != 1:
         raise HTTPException(422, "expected one of text, texts and pairs")
-    rows = given.pairs or []
-    if given.text is not None:
-        rows = [[given.text]]
-    elif given.texts is not None:
-        rows = [[text] for text in given.texts]
+    rows = body_rows.pairs or []
+    if body_rows.text is not None:
+        rows = [[body_rows.text]]
+    elif body_rows.texts is not None:
+        rows = [[text] for text in body_rows.texts]
     if not 1 <= len(rows) <= _REQUEST_ROWS:
         raise HTTPException(422, f"expected 1 to {_REQUEST_ROWS} rows, found {len(rows)}")
     for number, row in enumerate(rows, 1):

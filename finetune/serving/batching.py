@@ -74,4 +74,7 @@ class Batcher:
         except Exception as error:
             if len(rows) == 1:
                 return [error]
-            return [answer for row in rows for answer in self._answers([row])]
+            answers: list[Any] = []
+            for row in rows:
+                answers += self._answers([row])
+            return answers

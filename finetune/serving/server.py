@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from finetune.errors import UserError
-from finetune.export.predictor import Predictor
+from finetune.exporting.predictor import Predictor
 from finetune.serving.app import create_app
 
 _HEAD_SECONDS = 10  # for the first line and the headers of the first request to arrive
@@ -60,7 +60,15 @@ def serve(
     ready: Callable[[str], object],
 ) -> None:
     """Serve a run or an export until SIGINT or SIGTERM; requests that have arrived are answered
-    first. ``ready`` is called with the address once the model is loaded and has predicted a row.
+    first.
+
+    Args:
+        run: The directory of a run or of an export.
+        host: The address to listen on.
+        port: The port to listen on.
+        engine: What computes; None for torch, or onnxruntime for an export.
+        trust_recipe: See :meth:`Run.load`.
+        ready: Called with the address once the model is loaded and has predicted a row.
 
     Raises:
         UserError: If the model cannot be loaded, or this machine cannot listen on the address.

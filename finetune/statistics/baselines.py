@@ -11,6 +11,7 @@ from datasets import DatasetDict, Value
 from scipy.special import logit
 
 from finetune.data import targets
+from finetune.errors import first_line
 from finetune.statistics.scored import slices
 
 #: The start of the name of the baseline that :mod:`finetune.recipe.probe` computes.
@@ -23,11 +24,13 @@ MAX_WEIGHTS, MAX_SCORES = 6_000_000, 20_000_000
 #: The most classes for logistic regression: with more, it takes a minute even on some of the rows.
 #: Naive Bayes is fitted then, with at most ``MAX_COUNTS`` terms times classes.
 MAX_CLASSES_OF_REGRESSION, MAX_COUNTS = 200, 20_000_000
+#: The name of each baseline, and its outputs.
+Baselines = Iterator[tuple[str, np.ndarray]]
 _MAX_FLOAT64_OUTPUTS = 50_000_000  # outputs of classes; more of them are float32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class BaselineData:
     """The data and options that baselines are fitted on."""
 
     splits: DatasetDict  # raw: train, test and, for thresholds, validation
@@ -37,13 +40,13 @@ class Source:
     note: Callable[[str], object]  # called with a sentence if fitting fails
 
 
-def of_classes(source: Source, classes: int) -> Iterator[tuple[str, np.ndarray]]:
+def class_baselines(data: BaselineData, classes: int) -> Baselines:
     """Yield the name of each single-label baseline, and the logarithms of its probabilities for the
     test rows, shape ``(rows, classes)``.
     """
-    labels = np.asarray(source.splits["train"]["label"][:])
+    labels = np.asarray(data.splits["train"]["label"][:])
     shares = np.bincount(labels, minlength=classes) / len(labels)
-    yield "majority class", np.broadcast_to(_logs(shares), (len(source.splits["test"]), classes))
+    yield "majority class", np.broadcast_to(_logs(shares), (len(data.splits["test"]), classes))
 
     def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
         predict = classifier(train, labels[rows], classes)
@@ -55,16 +58,16 @@ def of_classes(source: Source, classes: int) -> Iterator[tuple[str, np.ndarray]]
         return outputs
 
     name = "naive Bayes" if classes > MAX_CLASSES_OF_REGRESSION else "logistic regression"
-    yield from _bag_of_words(source, name, ["test"], bounds(classes), fit)
+    yield from _bag_of_words(data, name, ["test"], bounds(classes), fit)
 
 
-def of_labels(source: Source) -> Iterator[tuple[str, np.ndarray]]:
+def label_baselines(data: BaselineData) -> Baselines:
     """Yield the name of each multi-label baseline, and its logits for the validation rows, which
     thresholds are fitted on, and then the test rows, shape ``(rows, labels)``, float32.
     """
-    train = source.splits["train"]
+    train = data.splits["train"]
     is_positive = targets.indicators(train["label"][:], len(targets.class_names(train)))
-    shape = sum(len(source.splits[name]) for name in ("validation", "test")), is_positive.shape[1]
+    shape = sum(len(data.splits[name]) for name in ("validation", "test")), is_positive.shape[1]
     yield "prevalence", np.broadcast_to(_logits(is_positive.mean(axis=0)), shape)
 
     def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
@@ -75,15 +78,15 @@ def of_labels(source: Source) -> Iterator[tuple[str, np.ndarray]]:
         return logits
 
     bound = min(MAX_ROWS, MAX_SCORES // shape[1]), MAX_WEIGHTS // shape[1]
-    yield from _bag_of_words(source, "logistic regression", ["validation", "test"], bound, fit)
+    yield from _bag_of_words(data, "logistic regression", ["validation", "test"], bound, fit)
 
 
-def of_numbers(source: Source) -> Iterator[tuple[str, np.ndarray]]:
+def number_baselines(data: BaselineData) -> Baselines:
     """Yield the name of each regression baseline, and its values, ``(test rows, targets)``."""
-    train = source.splits["train"]
+    train = data.splits["train"]
     labels = np.asarray(targets.values(train), dtype=np.float32).reshape(len(train), -1)
     mean, spread = labels.mean(axis=0, dtype=np.float64), labels.astype(np.float64).std(axis=0)
-    yield "mean", np.tile(mean, (len(source.splits["test"]), 1))
+    yield "mean", np.tile(mean, (len(data.splits["test"]), 1))
 
     def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
         from sklearn.linear_model import Ridge
@@ -92,7 +95,7 @@ def of_numbers(source: Source) -> Iterator[tuple[str, np.ndarray]]:
         return np.asarray(model.predict(test).reshape(test.shape[0], -1) * spread + mean)
 
     bound = MAX_ROWS, MAX_WEIGHTS // labels.shape[1]
-    yield from _bag_of_words(source, "ridge regression", ["test"], bound, fit)
+    yield from _bag_of_words(data, "ridge regression", ["test"], bound, fit)
 
 
 def bounds(classes: int) -> tuple[int, int]:
@@ -110,8 +113,10 @@ def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], 
     :data:`MAX_CLASSES_OF_REGRESSION` classes, or if only one occurs, it is complement naive Bayes
     (Rennie et al., 2003), which ranks many classes well but gives them almost equal probabilities.
 
-    ``terms`` is a sparse matrix, ``(rows, terms)``; ``labels`` are class ids, int64, ``(rows,)``.
-    Classes that do not occur have probability 0.
+    Args:
+        terms: A sparse matrix, shape ``(rows, terms)``.
+        labels: Class ids, int64, shape ``(rows,)``.
+        classes: The number of classes; those that do not occur have probability 0.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.naive_bayes import ComplementNB
@@ -135,12 +140,12 @@ def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], 
 
 
 def _bag_of_words(
-    source: Source,
+    data: BaselineData,
     model: str,
     splits: Sequence[str],
     bound: tuple[int, int],
     fit: Callable[[Any, Any, np.ndarray], np.ndarray],
-) -> Iterator[tuple[str, np.ndarray]]:
+) -> Baselines:
     """Yield the name and the outputs for ``splits`` of a TF-IDF baseline; nothing without words.
 
     ``fit`` is called with two sparse matrices of sublinear TF-IDF over the most frequent one- and
@@ -148,32 +153,31 @@ def _bag_of_words(
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    train = source.splits["train"]
-    most_rows, most_terms = bound
-    if not (source.fit and isinstance(train.features[source.column], Value)):
+    train = data.splits["train"]
+    max_rows, max_terms = bound
+    if not (data.fit and isinstance(train.features[data.column], Value)):
         return
-    rows = np.random.default_rng(source.seed).permutation(len(train))[:most_rows]
-    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=most_terms)
+    rows = np.random.default_rng(data.seed).permutation(len(train))[:max_rows]
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=max_terms)
     # in batches, because reading a column loads all of it
-    columns = (source.splits[name].select_columns([source.column]) for name in splits)
-    texts = (text for rows in columns for batch in rows.iter(1000) for text in batch[source.column])
+    columns = (data.splits[name].select_columns([data.column]) for name in splits)
+    texts = (text for rows in columns for batch in rows.iter(1000) for text in batch[data.column])
     try:
-        terms = vectorizer.fit_transform(train[source.column][rows.tolist()])
+        terms = vectorizer.fit_transform(train[data.column][rows.tolist()])
         outputs = fit(terms, vectorizer.transform(texts), rows)
     except Exception as error:  # the run is complete without a baseline
         if "empty vocabulary" not in str(error):
-            source.note(failed(f"TF-IDF + {model}", error))
+            data.note(failed(f"TF-IDF + {model}", error))
         return
     sample = ""
-    if len(train) > most_rows:
-        sample = f" ({most_rows:,} rows)"
+    if len(train) > max_rows:
+        sample = f" ({max_rows:,} rows)"
     yield f"TF-IDF + {model}{sample}", outputs
 
 
 def failed(name: str, error: Exception) -> str:
     """Return the sentence that reports why the baseline ``name`` is missing."""
-    line = next(iter(str(error).splitlines()), "")
-    return f"no baseline '{name}': {type(error).__name__}: {line}"
+    return f"no baseline '{name}': {type(error).__name__}: {first_line(error)}"
 
 
 def _logs(probabilities: np.ndarray) -> np.ndarray:

@@ -187,9 +187,13 @@ def difference(
 ) -> Estimate:
     """Return the value of the second model minus that of the first, with its confidence interval.
 
-    ``first`` and ``second`` are replicates on the same rows, shape ``(1 + groups,)``. If
-    ``different``, the number of rows that the models predict differently, is below
-    :data:`MIN_DIFFERENT_ROWS`, the interval contains 0.
+    Args:
+        first: The replicates of the first model, shape ``(1 + groups,)``.
+        second: The replicates of the second model on the same rows.
+        scale: The scale of the metric.
+        rows: The number of rows.
+        different: The number of rows that the models predict differently; below
+            :data:`MIN_DIFFERENT_ROWS` the interval contains 0. None if that is not known.
     """
     replicates = second - first
     if not np.isfinite(replicates).all():
@@ -258,13 +262,13 @@ def newcombe(first: np.ndarray, second: np.ndarray) -> Estimate:
     (Statistics in Medicine 17, 1998, method 10). Both are bool: whether each row is right.
     """
     rows = len(first)
-    both = int((first & second).sum())
-    first_right, second_right = int(first.sum()), int(second.sum())
-    before, after = shares([first_right, second_right], [rows, rows])
-    association = both * rows - first_right * second_right
+    common_hits = int((first & second).sum())
+    first_hits, second_hits = int(first.sum()), int(second.sum())
+    before, after = shares([first_hits, second_hits], [rows, rows])
+    association = common_hits * rows - first_hits * second_hits
     if association > 0:  # the continuity correction
         association = max(0, association - rows // 2)
-    margins = float(first_right) * (rows - first_right) * second_right * (rows - second_right)
+    margins = float(first_hits) * (rows - first_hits) * second_hits * (rows - second_hits)
     correlation = 0.0
     if margins:
         correlation = association / math.sqrt(margins)

@@ -43,12 +43,12 @@ def _averaged(name: str, average: str) -> Function:
     """
 
     def function(rows: NamedRows) -> np.ndarray:
-        right, true, predicted, *_ = rows.tallies
+        correct, true, predicted, *_ = rows.tallies
         denominator = {"precision": predicted, "recall": true, "f1": (true + predicted) / 2}[name]
-        scores = _divide(right, denominator)
+        scores = _divide(correct, denominator)
         occurs = true + predicted > 0
         if average == "micro":
-            scores = _divide(right.sum(axis=1), denominator.sum(axis=1))
+            scores = _divide(correct.sum(axis=1), denominator.sum(axis=1))
         elif average == "binary":
             scores = scores[:, 1]
         elif average == "weighted":
@@ -57,16 +57,16 @@ def _averaged(name: str, average: str) -> Function:
             scores = scores.mean(axis=1)
         else:
             scores = np.where(occurs, scores, scores[0])[:, occurs[0]].mean(axis=1)
-        return np.asarray(scores)
+        return scores
 
     return function
 
 
 def _matthews_correlation(rows: ScoredRows) -> np.ndarray:
     """Return Matthews correlation for several classes (Gorodkin, Comput. Biol. Chem., 2004)."""
-    right, true, predicted, *_ = rows.tallies
+    correct, true, predicted, *_ = rows.tallies
     count = true.sum(axis=1)
-    covariance = right.sum(axis=1) * count - (true * predicted).sum(axis=1)
+    covariance = correct.sum(axis=1) * count - (true * predicted).sum(axis=1)
     variances = (count**2 - (predicted**2).sum(axis=1)) * (count**2 - (true**2).sum(axis=1))
     return _divide(covariance, np.sqrt(variances))
 
@@ -84,7 +84,7 @@ def _quadratic_kappa(rows: ScoredRows) -> np.ndarray:
     expected = squares - 2 * _divide(products, count)
     is_undefined = expected <= 1e-9 * squares  # zero but for rounding
     kappa = 1 - off_squared.sum(axis=1) / np.where(is_undefined, 1, expected)
-    return np.asarray(np.where(is_undefined, np.nan, kappa))
+    return np.where(is_undefined, np.nan, kappa)
 
 
 def _mean_area(curve: int) -> Function:
@@ -170,22 +170,22 @@ class Metric:
 AVERAGED = ("precision", "recall", "f1")
 
 
-_right = _mean(lambda rows: rows.right)
+_accuracy = _mean(lambda rows: rows.is_correct)
 _log_loss = _mean(lambda r: -np.log(np.maximum(r.summary.of_label, np.finfo(np.float64).tiny)))
 _wrong_entries = _mean(lambda rows: (rows.labels != rows.decided).mean(axis=1))
 ROWS = (
-    Metric("accuracy", "classes", 1, PROPORTION, _right),
+    Metric("accuracy", "classes", 1, PROPORTION, _accuracy),
     *(
         Metric(f"{name}_{average}", "classes", 1, SHARE, _averaged(name, average))
         for name, average in product(AVERAGED, ("binary", "macro", "weighted"))
         if (name, average) != ("recall", "weighted")
     ),
     # with one class for each row, these equal the accuracy
-    *(Metric(f"{name}_micro", "classes", 1, PROPORTION, _right) for name in AVERAGED),
-    Metric("recall_weighted", "classes", 1, PROPORTION, _right),
+    *(Metric(f"{name}_micro", "classes", 1, PROPORTION, _accuracy) for name in AVERAGED),
+    Metric("recall_weighted", "classes", 1, PROPORTION, _accuracy),
     Metric("matthews_correlation", "classes", 1, AGREEMENT, _matthews_correlation),
     Metric("quadratic_kappa", "classes", 1, AGREEMENT, _quadratic_kappa),
-    Metric("mean_absolute_error", "classes", -1, ERROR, _mean(lambda rows: rows.off)),
+    Metric("mean_absolute_error", "classes", -1, ERROR, _mean(lambda rows: rows.class_distance)),
     Metric("roc_auc", "classes", 1, SHARE, _mean_area(ROC)),
     Metric("average_precision", "classes", 1, SHARE, _mean_area(PRECISION)),
     Metric("log_loss", "classes", -1, ERROR, _log_loss),
@@ -193,7 +193,7 @@ ROWS = (
     Metric("f1_micro", "labels", 1, SHARE, _averaged("f1", "micro")),
     Metric("f1_macro", "labels", 1, SHARE, _averaged("f1", "macro")),
     Metric("f1_samples", "labels", 1, SHARE, _mean(_f1_of_rows)),
-    Metric("subset_accuracy", "labels", 1, PROPORTION, _right),
+    Metric("subset_accuracy", "labels", 1, PROPORTION, _accuracy),
     Metric("average_precision", "labels", 1, SHARE, _mean_area(PRECISION)),
     Metric("hamming_loss", "labels", -1, SHARE, _wrong_entries),
     Metric("log_loss", "labels", -1, ERROR, _mean(_log_losses)),

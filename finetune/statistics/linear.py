@@ -15,7 +15,7 @@ from finetune.statistics.baselines import MAX_CLASSES_OF_REGRESSION
 _STRENGTHS = (1e-2, 1e-1, 1.0)
 _FOLDS, _MAX_ROWS_TO_CHOOSE = 3, 2_000
 #: The logit of a class that ridge regression is fitted to; that of the others is 0.
-_HIGHEST = 10.0
+_CLASS_LOGIT = 10.0
 #: The lowest loss of a model that is scaled down, as a share of that of constant outputs. A head
 #: that fits its rows leaves small gradients to the layers below: Adam makes large steps of them.
 LOSS_SHARE = 0.75
@@ -81,8 +81,8 @@ def fit_classes(
     """
     if classes > MAX_CLASSES_OF_REGRESSION:
         one_hot = np.eye(classes)[labels]
-        return fit_numbers(features, _HIGHEST * one_hot, has_bias=has_bias)
-    scaler = _Scaler.of(features, has_bias)
+        return fit_numbers(features, _CLASS_LOGIT * one_hot, has_bias=has_bias)
+    scaler = _Scaler.fit(features, has_bias)
     weight = np.zeros((classes, features.shape[1]))
     bias = np.zeros(classes)
     present, targets = np.unique(labels, return_inverse=True)
@@ -115,7 +115,7 @@ def fit_labels(
         has_bias: Whether the outputs have a bias, and the features may be centred.
     """
     if is_positive.shape[1] > MAX_CLASSES_OF_REGRESSION:
-        return fit_numbers(features, _HIGHEST * (is_positive - 0.5), has_bias=has_bias)
+        return fit_numbers(features, _CLASS_LOGIT * (is_positive - 0.5), has_bias=has_bias)
     weights, biases = [], []
     for number, column in enumerate(is_positive.T.astype(np.int64)):
         row_weights = None
@@ -138,7 +138,7 @@ def fit_numbers(features: np.ndarray, targets: np.ndarray, *, has_bias: bool = T
     from sklearn.linear_model import RidgeCV
     from threadpoolctl import threadpool_limits
 
-    scaler = _Scaler.of(features, has_bias)
+    scaler = _Scaler.fit(features, has_bias)
     deviation = targets.std(axis=0)
     deviation[deviation == 0] = 1
     with threadpool_limits(1):
@@ -156,7 +156,7 @@ class _Scaler:
     scale: float
 
     @classmethod
-    def of(cls, features: np.ndarray, has_bias: bool) -> "_Scaler":
+    def fit(cls, features: np.ndarray, has_bias: bool) -> "_Scaler":
         features = features.astype(np.float64)
         mean = features.mean(axis=0) if has_bias else np.zeros(features.shape[1])
         deviation = np.sqrt(np.mean((features - mean) ** 2))

@@ -3,8 +3,6 @@
 Custom metrics are estimated in the same way, without limits on their values.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -29,15 +27,15 @@ if TYPE_CHECKING:
 MIN_ROWS_OF_CLASS, MAX_RARE_SHARE, MIN_WRONG_ROWS = 5, 0.1, 10
 #: With more classes, the confusion matrix would be most of ``metrics.json``.
 MAX_CLASSES_OF_CONFUSION = 200
-#: Metrics of the squared error. A row is reported if its share of it is above ``_DOMINANT``.
+#: NamedMetrics of the squared error. A row is reported if its share of it is above ``_DOMINANT``.
 _OF_SQUARES, _DOMINANT = ("r2", "mse", "rmse", "pearson"), 0.5
 _NAN = np.array([np.nan])  # replicates of a metric that is not defined
 Compute = Callable[["EvalPrediction"], dict[str, float]]
 #: The arguments of each local metric by its name.
-Scoring = Mapping[str, Mapping[str, Any]]
+MetricArguments = Mapping[str, Mapping[str, Any]]
 #: The argument of a metric that names its folder in ``metrics/``, if its own name is different.
 MODULE = "module"
-Metrics = Mapping[str, Metric]
+NamedMetrics = Mapping[str, Metric]
 METRICS: Mapping[tuple[str, str], Metric] = {(row.kind, row.name): row for row in ROWS}
 #: The metrics that are reported for every recipe.
 _STANDARD = {
@@ -49,10 +47,9 @@ _STANDARD = {
 _AREAS = ("roc_auc", "roc_area", "average_precision")
 _OVER_CLASSES = (*(f"{name}_macro" for name in AVERAGED), *_AREAS)
 #: 1 if higher is better, -1 if lower is better, by the name of a score.
-DIRECTIONS: Mapping[str, int] = {
-    **{row.name: row.direction for row in ROWS if not row.name.endswith("_binary")},
-    **{name: 1 for score in AVERAGED for name in (score, f"{score}_samples")},
-}
+DIRECTIONS = {row.name: row.direction for row in ROWS if not row.name.endswith("_binary")}
+for _name in AVERAGED:
+    DIRECTIONS |= {_name: 1, f"{_name}_samples": 1}
 
 
 def module_of(name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -61,7 +58,7 @@ def module_of(name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, A
     return str(arguments.get(MODULE, name)), options
 
 
-def find_metrics(kind: Kind, scoring: Scoring) -> dict[str, Metric]:
+def find_metrics(kind: Kind, scoring: MetricArguments) -> dict[str, Metric]:
     """Return those metrics of ``scoring`` that are in the table, by their names in ``scoring``."""
     metrics = {}
     for name, arguments in scoring.items():
@@ -78,7 +75,7 @@ def find_metrics(kind: Kind, scoring: Scoring) -> dict[str, Metric]:
     return metrics
 
 
-def recipe_metrics(rows: Any, scoring: Scoring, compute: Compute) -> dict[str, Metric]:
+def recipe_metrics(rows: Any, scoring: MetricArguments, compute: Compute) -> dict[str, Metric]:
     """Return the metrics of a recipe by name, from the table or from ``compute``.
 
     Args:
@@ -121,24 +118,24 @@ def _replicate_custom(compute: Compute, rows: Any) -> dict[str, np.ndarray]:
     return dict(zip(names, values.T, strict=True))
 
 
-def with_standard(kind: Kind, metrics: Metrics) -> dict[str, Metric]:
+def with_standard(kind: Kind, metrics: NamedMetrics) -> dict[str, Metric]:
     """Return ``metrics`` and the metrics that are reported for every recipe."""
     standard = {name: METRICS[kind, name] for name in _STANDARD[kind] if name not in metrics}
     return {**metrics, **standard}
 
 
-def estimate(rows: Any, metrics: Metrics) -> dict[str, dict[str, float]]:
+def estimate(rows: Any, metrics: NamedMetrics) -> dict[str, dict[str, float]]:
     """Return the estimate of each metric as ``{"value": ..., "low": ..., "high": ...}``."""
     scores = {}
     for name, metric in metrics.items():
         if metric.scale is PROPORTION:
-            score = share(int(rows.right.sum()), len(rows))
+            score = share(int(rows.is_correct.sum()), len(rows))
         elif metric.name.endswith("_binary"):
             score = _score_classes(rows)[metric.name.removesuffix("_binary")][1]
         elif not has_interval(rows, metric):
             score = Estimate(float(metric.function(rows)[0]))
         else:
-            limit = most_rows(rows, metric)
+            limit = max_effective_rows(rows, metric)
             score = estimates.estimate(metric.function(rows), metric.scale, limit)
         scores[name] = asdict(score)
     return scores
@@ -149,7 +146,7 @@ def has_interval(rows: Any, metric: Metric) -> bool:
     return not (metric.name in _OVER_CLASSES and rare_classes(rows))
 
 
-def most_rows(rows: Any, metric: Metric) -> float:
+def max_effective_rows(rows: Any, metric: Metric) -> float:
     """Return the upper limit of the effective sample size of a metric.
 
     For areas it is twice the smaller side of each class. For other shares it is all rows, or
@@ -161,8 +158,8 @@ def most_rows(rows: Any, metric: Metric) -> float:
         return float(2 * fewer[int(is_binary) :].sum())
     if metric.scale is NUMBER or rows.kind == "numbers":
         return float(len(rows))
-    right = np.count_nonzero(rows.right)
-    if min(right, len(rows) - right) < MIN_WRONG_ROWS:
+    correct = np.count_nonzero(rows.is_correct)
+    if min(correct, len(rows) - correct) < MIN_WRONG_ROWS:
         return float(len(rows))
     return math.inf
 
@@ -178,14 +175,20 @@ def rare_classes(rows: NamedRows) -> list[str]:
     return []
 
 
-def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, dict[str, float]]:
-    """Return the estimate of each metric of the second model minus that of the first, on the same
-    rows; metrics that are not defined for both are left out.
+def estimate_difference(
+    first: Any, second: Any, metrics: NamedMetrics
+) -> dict[str, dict[str, float]]:
+    """Return the estimate of each metric of the second model minus that of the first.
+
+    Args:
+        first: The rows with the outputs of the first model.
+        second: The same rows with the outputs of the second model.
+        metrics: The metrics; those that are not defined for both are left out.
     """
     gaps = {}
     for name, metric in metrics.items():
         if metric.scale is PROPORTION:
-            gaps[name] = estimates.newcombe(first.right, second.right)
+            gaps[name] = estimates.newcombe(first.is_correct, second.is_correct)
             continue
         before, after = metric.function(first), metric.function(second)
         if not has_interval(first, metric):
@@ -201,8 +204,13 @@ def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, 
 def describe_gaps(
     rows: Any, names: Collection[str], scores: Mapping[str, Mapping[str, float]]
 ) -> list[str]:
-    """Return a sentence for each metric in ``names`` that is undefined or has no interval, and for
-    each target whose squared error is mostly that of a single row.
+    """Return a sentence for each metric that is undefined or has no interval, and for each target
+    whose squared error is mostly that of a single row.
+
+    Args:
+        rows: The test rows with the outputs of the model.
+        names: The names of the metrics.
+        scores: Their estimates by name.
     """
     sentences = []
     for name in names:
@@ -232,13 +240,13 @@ def _score_classes(rows: NamedRows) -> dict[str, list[Estimate]]:
     F1 is 2 J / (1 + J). The Jaccard index J is a share: of the rows whose true or predicted class
     is this one, those where both are.
     """
-    right, true, predicted, *_ = (sums[0] for sums in rows.tallies)
+    correct, true, predicted, *_ = (sums[0] for sums in rows.tallies)
     f1 = []
-    for jaccard in shares(right, true + predicted - right):
+    for jaccard in shares(correct, true + predicted - correct):
         f1.append(Estimate(*(2 * end / (1 + end) for end in astuple(jaccard))))
     return {
-        "precision": shares(right, predicted),
-        "recall": shares(right, true),
+        "precision": shares(correct, predicted),
+        "recall": shares(correct, true),
         "f1": f1,
     }
 

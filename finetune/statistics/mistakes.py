@@ -15,7 +15,8 @@ from scipy.special import chdtri, expit, log_softmax
 from finetune.statistics.estimates import Estimate, share
 from finetune.statistics.scored import ScoredLabels, ScoredRows, slices
 
-_BINS, _LOWEST, _HIGHEST = 15, 0.05, 20.0  # calibration bins; the range of temperatures
+_BINS = 15  # of the calibration
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.05, 20.0
 
 
 class Suspicion(NamedTuple):
@@ -28,13 +29,13 @@ class Suspicion(NamedTuple):
 
 def most_confident(rows: ScoredRows) -> np.ndarray:
     """Return the row indices of wrong predictions, the most probable prediction first."""
-    wrong = np.flatnonzero(~rows.right)
+    wrong = np.flatnonzero(~rows.is_correct)
     return wrong[np.argsort(-rows.summary.confidence[wrong], kind="stable")]
 
 
 def farthest(rows: ScoredLabels) -> np.ndarray:
     """Return the indices of rows with a wrong prediction, the most confident mistake first."""
-    wrong = np.flatnonzero(~rows.right)
+    wrong = np.flatnonzero(~rows.is_correct)
     is_wrong = rows.decided[wrong] != rows.labels[wrong]
     gaps = np.abs(rows.probabilities.rows(wrong) - 0.5) * is_wrong
     return wrong[np.argsort(-gaps.max(axis=1, initial=0), kind="stable")]
@@ -48,7 +49,7 @@ def suspicion(rows: ScoredRows) -> Suspicion | None:
     (docs/decisions/suspected-labels.md). Returns None with fewer than 100 rows, or with an accuracy
     below 2/3: then too many of the most confident predictions are wrong.
     """
-    wrong = ~rows.right
+    wrong = ~rows.is_correct
     if len(rows) < 100 or wrong.mean() > 1 / 3:
         return None
     confident = len(rows) // 10
@@ -60,9 +61,18 @@ def suspicion(rows: ScoredRows) -> Suspicion | None:
 def worst_slices(
     rows: ScoredRows, tokens: pd.Series[int] | None, table: pd.DataFrame, most: int
 ) -> list[dict[str, Any]]:
-    """Return the ``most`` slices with the lowest accuracy, of 20 rows or more: by ``tokens`` of the
-    rows, by the columns of ``table`` with 2 to 30 values, and by class. ``lower`` is whether the
-    interval of the accuracy is below the accuracy of all rows.
+    """Return the slices with the lowest accuracy, of 20 rows or more: by tokens, by the values of a
+    column, and by class.
+
+    Args:
+        rows: The rows with labels and probabilities.
+        tokens: The tokens of each row; None if it is no text.
+        table: Columns of the data; those with 2 to 30 values are used.
+        most: The number of slices.
+
+    Returns:
+        For each slice ``name``, ``rows``, ``accuracy``, and ``lower``: whether the interval of its
+        accuracy is below the accuracy of all rows.
     """
     names: list[pd.Series[str]] = []  # for each way to slice: name by row
     if tokens is not None:
@@ -73,13 +83,13 @@ def worst_slices(
             names.append(f"{column} = " + table[column].astype("string"))
     names.append(pd.Series([f"true class '{rows.names[label]}'" for label in rows.labels]))
     slices: list[dict[str, Any]] = []
-    overall = float(rows.right.mean())
+    overall = float(rows.is_correct.mean())
     for slice_of_row in names:
-        by_slice = pd.Series(rows.right).groupby(slice_of_row.to_numpy(), sort=False)
-        for name, right in by_slice:
-            if 20 <= len(right) < len(rows):
-                accuracy = share(int(right.sum()), len(right))
-                facts = {"name": name, "rows": len(right), "accuracy": asdict(accuracy)}
+        by_slice = pd.Series(rows.is_correct).groupby(slice_of_row.to_numpy(), sort=False)
+        for name, correct in by_slice:
+            if 20 <= len(correct) < len(rows):
+                accuracy = share(int(correct.sum()), len(correct))
+                facts = {"name": name, "rows": len(correct), "accuracy": asdict(accuracy)}
                 slices.append({**facts, "lower": accuracy.high < overall})
     return sorted(slices, key=lambda facts: float(facts["accuracy"]["value"]))[:most]
 
@@ -92,13 +102,13 @@ def describe_calibration(rows: ScoredRows) -> dict[str, Any]:
     few rows: a calibrated model with these confidences stays below ``calibrated`` in 95% of test
     sets with this number of rows.
     """
-    confidence, right = rows.summary.confidence, rows.right
+    confidence, correct = rows.summary.confidence, rows.is_correct
     bin_of_row = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
-    gaps = np.bincount(bin_of_row, right - confidence, _BINS)
+    gaps = np.bincount(bin_of_row, correct - confidence, _BINS)
     variances = np.bincount(bin_of_row, confidence * (1 - confidence), _BINS)
     normal = np.random.default_rng(0).normal(size=(2000, _BINS))
     gaps_by_chance = np.abs(normal * np.sqrt(np.maximum(variances, 0))).sum(axis=1)
-    table = pd.DataFrame({"confidence": confidence, "accuracy": right.astype(float), "rows": 1})
+    table = pd.DataFrame({"confidence": confidence, "accuracy": correct.astype(float), "rows": 1})
     bins = table.groupby(bin_of_row).agg({"confidence": "mean", "accuracy": "mean", "rows": "sum"})
     return {
         "expected_calibration_error": float(np.abs(gaps).sum()) / len(rows),
@@ -123,9 +133,11 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
             total -= float(np.take_along_axis(logs, labels[rows, None], axis=1).sum())
         return total / len(labels)
 
-    best = minimize_scalar(loss, bounds=(np.log(_LOWEST), np.log(_HIGHEST)), method="bounded")
+    best = minimize_scalar(
+        loss, bounds=(np.log(_MIN_TEMPERATURE), np.log(_MAX_TEMPERATURE)), method="bounded"
+    )
     temperature = float(np.exp(best.x))
-    if not _LOWEST * 1.01 < temperature < _HIGHEST / 1.01:
+    if not _MIN_TEMPERATURE * 1.01 < temperature < _MAX_TEMPERATURE / 1.01:
         return None
     gain = 2 * len(labels) * (loss(0.0) - float(best.fun))
     return temperature if gain > chdtri(1, 0.05) else 1.0
@@ -143,5 +155,5 @@ def fit_threshold(logits: np.ndarray, is_positive: np.ndarray) -> float:
     lower = np.searchsorted(entries, levels)
     f1 = 2 * (len(positives) - first) / (len(entries) - lower + len(positives))
     best = len(f1) - 1 - int(np.argmax(f1[::-1]))  # of equal ones the highest threshold
-    below = entries[lower[best] - 1] if lower[best] else -np.inf
-    return float(expit(np.array([levels[best], below], dtype=np.float64)).mean())
+    next_lower = entries[lower[best] - 1] if lower[best] else -np.inf
+    return float(expit(np.array([levels[best], next_lower], dtype=np.float64)).mean())

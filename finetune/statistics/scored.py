@@ -157,12 +157,12 @@ class ScoredRows(NamedRows):
         return self.summary.classes
 
     @property
-    def right(self) -> np.ndarray:
+    def is_correct(self) -> np.ndarray:
         """Whether the most probable class is the true one, bool, shape ``(rows,)``."""
         return np.asarray(self.classes == self.labels)
 
     @property
-    def off(self) -> np.ndarray:
+    def class_distance(self) -> np.ndarray:
         """The distance of true and predicted class ids, float64, shape ``(rows,)``."""
         return np.asarray(np.abs(self.labels - self.classes), dtype=np.float64)
 
@@ -175,8 +175,8 @@ class ScoredRows(NamedRows):
 
     @functools.cached_property
     def tallies(self) -> tuple[np.ndarray, ...]:
-        """See :attr:`NamedRows.tallies`; a fourth array is the sum of the squared distances
-        :attr:`off` over the rows of each class. Most metrics are functions of these four.
+        """See :attr:`NamedRows.tallies`; a fourth array is the sum of the squares of
+        :attr:`class_distance` over the rows of each class. Most metrics are functions of these.
         """
         shape = int(self.groups.max(initial=-1)) + 1, len(self.names)
 
@@ -184,8 +184,8 @@ class ScoredRows(NamedRows):
             cells = np.bincount(self.groups * shape[1] + classes, weights, math.prod(shape))
             return leave_out(cells.reshape(shape).astype(np.float64))
 
-        right, true = sums(self.labels, self.right), sums(self.labels)
-        return right, true, sums(self.classes), sums(self.labels, self.off**2)
+        correct, true = sums(self.labels, self.is_correct), sums(self.labels)
+        return correct, true, sums(self.classes), sums(self.labels, self.class_distance**2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +200,7 @@ class ScoredLabels(NamedRows):
         return np.concatenate([block > 0.5 for _, block in self.probabilities.row_blocks()])
 
     @property
-    def right(self) -> np.ndarray:
+    def is_correct(self) -> np.ndarray:
         """Whether the predicted labels of each row are exactly the true ones, shape ``(rows,)``."""
         return np.asarray((self.decided == self.labels).all(axis=1))
 
@@ -297,10 +297,15 @@ def area_replicates(
     scores: np.ndarray, has: np.ndarray, groups: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the replicates of the area under the ROC curve and of the average precision of one
-    class, ``(1 + groups,)``. ``has`` is whether a row has the class: some rows must, but not all.
+    class, ``(1 + groups,)``.
 
     Only the scores of rows with the class are sorted, since each of many classes has few rows.
     Equal scores form one level.
+
+    Args:
+        scores: The probability of the class for each row, shape ``(rows,)``.
+        has: Whether a row has the class: some rows must, but not all.
+        groups: The jackknife group of each row.
     """
     levels, level_ids = np.unique(scores[has], return_inverse=True)
     width = len(levels) + 1

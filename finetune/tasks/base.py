@@ -7,7 +7,7 @@ logits, logarithms of probabilities or predicted numbers, shape ``(rows, outputs
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -17,9 +17,9 @@ from finetune.data import labels as class_labels
 from finetune.data.prediction_columns import LABEL, MAX_PROBABILITY_COLUMNS, probability_of
 from finetune.errors import UserError, list_first, suggestion
 from finetune.statistics import baselines, linear, metrics
-from finetune.statistics.baselines import Source
+from finetune.statistics.baselines import BaselineData, Baselines
 from finetune.statistics.linear import Linear
-from finetune.statistics.metrics import Metrics, Scoring, module_of
+from finetune.statistics.metrics import MetricArguments, NamedMetrics, module_of
 from finetune.statistics.results import Statistics
 from finetune.statistics.scored import Kind, Scored
 from finetune.tasks import decoding, losses
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from datasets import Dataset
 
-    from finetune.errors import Report
+    from finetune.errors import Findings
     from finetune.models.pretrained import ProblemType
     from finetune.training.steps import GlobalLoss, RowLoss
 
@@ -49,7 +49,7 @@ class Task(ABC, Generic[S]):
     label_kind: ClassVar[Kind]  # how the statistics treat the labels
     metric_config: ClassVar[str | None] = None  # the ``config_name`` of local metrics, if any
     #: The default metrics; the first one is the default of ``--metric_for_best_model``.
-    metrics: ClassVar[Scoring] = {}
+    metrics: ClassVar[MetricArguments] = {}
     metric_modules: ClassVar[Sequence[str]]  # the folders in ``metrics/`` for these labels
     #: The choices of ``--loss_function``: functions of logits and targets that return the loss of
     #: each row, ``(rows,)``. The first is the default, and replaces ``focal`` in an evaluation.
@@ -87,7 +87,7 @@ class Task(ABC, Generic[S]):
         """The number of outputs of the model for a row."""
         return max(1, len(self.labels))
 
-    def match_labels(self, rows: Dataset, split: str, report: Report) -> Dataset:
+    def match_labels(self, rows: Dataset, split: str, report: Findings) -> Dataset:
         """Return raw rows of other data with the class ids of the model, matched by label name.
 
         Raises:
@@ -225,7 +225,7 @@ class Task(ABC, Generic[S]):
         """Return the label or the prediction of a row as text; ``column`` says which."""
         return str(row[column])
 
-    def refuse_metrics(self, scoring: Scoring) -> None:
+    def refuse_metrics(self, scoring: MetricArguments) -> None:
         """Raise a ``UserError`` that lists local metrics for another kind of label."""
         names = ", ".join(self.metric_modules)
         mistakes = []
@@ -236,7 +236,7 @@ class Task(ABC, Generic[S]):
         if mistakes:
             raise UserError(*mistakes)
 
-    def statistics(self, rows: S, recipe_metrics: Metrics) -> Statistics:
+    def statistics(self, rows: S, recipe_metrics: NamedMetrics) -> Statistics:
         """Return the statistics of test rows, without the baselines and thresholds.
 
         Args:
@@ -262,5 +262,5 @@ class Task(ABC, Generic[S]):
         return f"different labels or another order: {texts}"
 
     @abstractmethod
-    def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
+    def baselines(self, data: BaselineData) -> Baselines:
         """Yield the name of each baseline and its outputs for the test rows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +18,14 @@ from finetune.data.prediction_columns import (
     MAX_PROBABLE_CLASSES,
     PREDICTION,
     PROBABILITY,
-    of_rank,
     probability_of,
+    ranked_name,
 )
 from finetune.statistics import baselines, linear, metrics, mistakes, scored
-from finetune.statistics.baselines import Source
+from finetune.statistics.baselines import BaselineData, Baselines
 from finetune.statistics.functions import MODULES
 from finetune.statistics.linear import Linear
-from finetune.statistics.metrics import Metrics
+from finetune.statistics.metrics import NamedMetrics
 from finetune.statistics.results import Statistics
 from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredRows
 from finetune.tasks import losses
@@ -93,11 +93,11 @@ class SingleLabel(Task[ScoredRows]):
         classes, probabilities = scored.most_probable(rows)
         columns |= {PROBABILITY: probabilities[:, 0], LABEL_PROBABILITY: rows.summary.of_label}
         for rank in range(2, MAX_PROBABLE_CLASSES + 1):
-            columns[of_rank(PREDICTION, rank)] = names[classes[:, rank - 1]]
-            columns[of_rank(PROBABILITY, rank)] = probabilities[:, rank - 1]
+            columns[ranked_name(PREDICTION, rank)] = names[classes[:, rank - 1]]
+            columns[ranked_name(PROBABILITY, rank)] = probabilities[:, rank - 1]
         return columns
 
-    def statistics(self, rows: ScoredRows, recipe_metrics: Metrics) -> Statistics:
+    def statistics(self, rows: ScoredRows, recipe_metrics: NamedMetrics) -> Statistics:
         has_confusion = len(self.labels) <= metrics.MAX_CLASSES_OF_CONFUSION
         return replace(
             super().statistics(rows, recipe_metrics),
@@ -106,8 +106,8 @@ class SingleLabel(Task[ScoredRows]):
             calibration=mistakes.describe_calibration(rows),
         )
 
-    def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
-        return baselines.of_classes(source, len(self.labels))
+    def baselines(self, data: BaselineData) -> Baselines:
+        return baselines.class_baselines(data, len(self.labels))
 
 
 class Ordinal(SingleLabel):
@@ -217,13 +217,13 @@ class MultiLabel(Task[ScoredLabels]):
     def describe(self, row: pd.Series[Any], column: str) -> str:
         return ", ".join(row[column]) or "none"
 
-    def statistics(self, rows: ScoredLabels, recipe_metrics: Metrics) -> Statistics:
+    def statistics(self, rows: ScoredLabels, recipe_metrics: NamedMetrics) -> Statistics:
         scores = super().statistics(rows, recipe_metrics)
         return replace(scores, classes=metrics.describe_classes(rows))
 
-    def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
-        validation = self.targets(targets.values(source.splits["validation"]))
-        for name, logits in baselines.of_labels(source):
+    def baselines(self, data: BaselineData) -> Baselines:
+        validation = self.targets(targets.values(data.splits["validation"]))
+        for name, logits in baselines.label_baselines(data):
             shift = self.fit(logits[: len(validation)], validation)  # as for the model
             outputs = logits[len(validation) :]
             yield name, outputs if shift is None else (outputs + shift).astype(outputs.dtype)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from finetune.data import labels
 from finetune.data.labels import LabelColumn, LabelOptions, list_names, parse_list
 from finetune.data.targets import class_names, is_set
-from finetune.errors import Report, counted
+from finetune.errors import Findings, counted
 from finetune.tasks.base import Task
 from finetune.tasks.classes import MultiLabel, Ordinal, SingleLabel
 from finetune.tasks.regression import Regression
@@ -32,7 +32,7 @@ KINDS: dict[str, type[Task[Any]]] = {
 MIN_ORDERED_CLASSES = 3
 #: Up to this many different whole numbers are classes. More of them are classes only if they have
 #: no gap and start at 0 or 1; else they may be quantities.
-SURELY_CLASSES = 20
+MAX_OBVIOUS_CLASSES = 20
 
 
 def of_rows(
@@ -68,7 +68,7 @@ def in_order(rows: Dataset, ordered_names: Sequence[str]) -> bool:
 
 
 def encode_labels(
-    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Report
+    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Findings
 ) -> labels.Encoded:
     """Return the labels of all splits, encoded for the task in ``options``.
 
@@ -89,7 +89,7 @@ def encode_labels(
     return encode(columns, options, report)
 
 
-def check_order(dataset: DatasetDict, options: LabelOptions, report: Report) -> None:
+def check_order(dataset: DatasetDict, options: LabelOptions, report: Findings) -> None:
     """Raise a ``UserError`` if the task is ordinal and the order of the classes is not known."""
     names = class_names(dataset["train"])
     has_mismatch = options.is_ordered and set(names) != set(options.names)
@@ -102,7 +102,7 @@ def check_order(dataset: DatasetDict, options: LabelOptions, report: Report) -> 
 
 
 def decide_task(
-    columns: Sequence[LabelColumn], options: LabelOptions, report: Report
+    columns: Sequence[LabelColumn], options: LabelOptions, report: Findings
 ) -> tuple[str, str]:
     """Return the name of the task that fits the labels of the training rows, and the reason.
 
@@ -129,7 +129,7 @@ def decide_task(
     return _decide_values(column, options, report)
 
 
-def _find_example(column: LabelColumn, lists: Sequence[int], report: Report) -> str:
+def _find_example(column: LabelColumn, lists: Sequence[int], report: Findings) -> str:
     """Return the first list with a label. Lists of numbers may be targets, so the user is asked."""
     members: list[Any] = []
     first = None
@@ -146,7 +146,7 @@ def _find_example(column: LabelColumn, lists: Sequence[int], report: Report) -> 
 
 
 def _ask(
-    column: LabelColumn, index: int, report: Report, context: str = "", separator: str = ";"
+    column: LabelColumn, index: int, report: Findings, context: str = "", separator: str = ";"
 ) -> NoReturn:
     """Raise an error that asks for ``--task`` and shows the ambiguous ``column.values[index]``."""
     report.fail(
@@ -157,7 +157,7 @@ def _ask(
     )
 
 
-def _decide_columns(columns: Sequence[LabelColumn], report: Report) -> tuple[str, str]:
+def _decide_columns(columns: Sequence[LabelColumn], report: Findings) -> tuple[str, str]:
     """Return the task of several columns: multi-label if all hold 0 and 1, else regression."""
     title = f"the columns {', '.join(column.name for column in columns)}"
     not_binary = []
@@ -173,7 +173,7 @@ def _decide_columns(columns: Sequence[LabelColumn], report: Report) -> tuple[str
     return "regression", f"{title} hold numbers"
 
 
-def _decide_values(column: LabelColumn, options: LabelOptions, report: Report) -> tuple[str, str]:
+def _decide_values(column: LabelColumn, options: LabelOptions, report: Findings) -> tuple[str, str]:
     """Return the task of one column of words and numbers, and the reason."""
     numbers = set()
     words: dict[str, int] = {}
@@ -197,17 +197,17 @@ def _decide_values(column: LabelColumn, options: LabelOptions, report: Report) -
 
 
 def _decide_numbers(
-    column: LabelColumn, finite: Sequence[float], report: Report
+    column: LabelColumn, finite: Sequence[float], report: Findings
 ) -> tuple[str, str]:
     """Return the task of a column of numbers, and the reason; ``finite`` are sorted."""
-    can_be_ordinal = MIN_ORDERED_CLASSES <= len(finite) <= SURELY_CLASSES
+    can_be_ordinal = MIN_ORDERED_CLASSES <= len(finite) <= MAX_OBVIOUS_CLASSES
     if fractions := [value for value in finite if value % 1]:
         reason = f"the labels are numbers with a fraction, such as {fractions[0]:g}"
         if can_be_ordinal:
             reason += "; --task ordinal if they are grades"
         return "regression", reason
     is_gapless = finite[0] in (0, 1) and finite[-1] - finite[0] == len(finite) - 1
-    if len(finite) > SURELY_CLASSES and not is_gapless:
+    if len(finite) > MAX_OBVIOUS_CLASSES and not is_gapless:
         _ask(column, 0, report, f", one of {len(finite):,} different whole numbers")
     reason = f"the labels are {len(finite)} different whole numbers"
     if can_be_ordinal:
@@ -216,12 +216,12 @@ def _decide_numbers(
 
 
 def _refuse_unlikely(
-    column: LabelColumn, options: LabelOptions, unmapped: Mapping[str, int], report: Report
+    column: LabelColumn, options: LabelOptions, unmapped: Mapping[str, int], report: Findings
 ) -> None:
     """Ask for the task if the labels may be no classes: too many, printed lists, or several."""
     count = len({options.renames.get(str(value), str(value)) for value in column.values})
     rows = int((column.codes >= 0).sum())
-    if count > SURELY_CLASSES and 2 * count > rows:
+    if count > MAX_OBVIOUS_CLASSES and 2 * count > rows:
         context = f", one of {count:,} different labels in {counted(rows, 'row')}"
         _ask(column, 0, report, f"{context} (is --label_column the right column?)")
     for word, index in unmapped.items():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 #: The range of a class weight: float32 represents such weights and their sums well.
-_LOWEST_WEIGHT, _HIGHEST_WEIGHT = 1e-6, 1e6
+_MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -128,16 +128,16 @@ def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.nd
             weight = 0.0
         if name not in names:
             hint = suggestion(name, names) if name else suggestion(number, ("balanced", "none"))
-            problem = f"no class '{name or number}'{hint}"
+            reason = f"no class '{name or number}'{hint}"
         elif not counts[names.index(name)]:
-            problem = f"no training row is of the class '{name}'"
-        elif name in weights or not _LOWEST_WEIGHT <= weight <= _HIGHEST_WEIGHT:
-            problem = f"expected one weight for '{name}', {_LOWEST_WEIGHT} to {_HIGHEST_WEIGHT:.0f}"
+            reason = f"no training row is of the class '{name}'"
+        elif name in weights or not _MIN_WEIGHT <= weight <= _MAX_WEIGHT:
+            reason = f"expected one weight for '{name}', {_MIN_WEIGHT} to {_MAX_WEIGHT:.0f}"
         else:
             weights[name] = weight
             continue
         mistakes.append(
-            f"--class_weights {part.strip()}: {problem} (expected balanced, none or "
+            f"--class_weights {part.strip()}: {reason} (expected balanced, none or "
             f"NAME=WEIGHT,NAME=WEIGHT with {list_names(names)})"
         )
     if mistakes:

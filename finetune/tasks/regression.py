@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,10 @@ from finetune.data import targets as data_targets
 from finetune.data.prediction_columns import LABEL, PREDICTION, of_target
 from finetune.errors import UserError
 from finetune.statistics import baselines, linear, metrics
-from finetune.statistics.baselines import Source
+from finetune.statistics.baselines import BaselineData, Baselines
 from finetune.statistics.functions import MODULES
 from finetune.statistics.linear import Linear
-from finetune.statistics.metrics import Metrics
+from finetune.statistics.metrics import NamedMetrics
 from finetune.statistics.results import Statistics
 from finetune.statistics.scored import ScoredNumbers
 from finetune.tasks.base import Columns, Task, Tell
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from datasets import Dataset
 
-    from finetune.errors import Report
+    from finetune.errors import Findings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Regression(Task[ScoredNumbers]):
             return List(number, length=len(self.labels))
         return number
 
-    def match_labels(self, rows: Dataset, split: str, report: Report) -> Dataset:
+    def match_labels(self, rows: Dataset, split: str, report: Findings) -> Dataset:
         count = getattr(rows.features[LABEL], "length", 1)
         if data_targets.are_classes(rows) or count != self.width:
             expected = ",".join(self.labels) or "one for each row"
@@ -194,7 +194,7 @@ class Regression(Task[ScoredNumbers]):
     def describe(self, row: pd.Series[Any], column: str) -> str:
         return ", ".join(f"{row[name]:.4g}" for name in self._names(column))
 
-    def statistics(self, rows: ScoredNumbers, recipe_metrics: Metrics) -> Statistics:
+    def statistics(self, rows: ScoredNumbers, recipe_metrics: NamedMetrics) -> Statistics:
         in_table = {name: metric for name, metric in recipe_metrics.items() if metric.name}
         columns = zip(self.labels, rows.targets.T, rows.outputs.T, strict=False)
         targets = {}
@@ -202,5 +202,5 @@ class Regression(Task[ScoredNumbers]):
             targets[name] = metrics.estimate(ScoredNumbers(*column), in_table)
         return replace(super().statistics(rows, recipe_metrics), targets=targets or None)
 
-    def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
-        return baselines.of_numbers(source)
+    def baselines(self, data: BaselineData) -> Baselines:
+        return baselines.number_baselines(data)

@@ -116,14 +116,14 @@ class Group:
     source: torch.Tensor | None = None
     real: torch.Tensor | None = None
 
-    def take(self, tokens: torch.Tensor) -> torch.Tensor:
+    def rows_of(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the group's part of ``(all tokens, heads, size)`` as ``(sequences * heads, length,
         size)``.
         """
         rows = tokens[self.tokens] if self.source is None else tokens.index_select(0, self.source)
         return rows.view(self.sequences, -1, *rows.shape[1:]).transpose(1, 2).flatten(0, 1)
 
-    def put(self, tokens: torch.Tensor, result: torch.Tensor) -> None:
+    def write_rows(self, tokens: torch.Tensor, result: torch.Tensor) -> None:
         """Write a result of that shape, without padding, to the group's part of ``tokens``."""
         rows = result.view(self.sequences, -1, *result.shape[1:]).transpose(1, 2)
         target = tokens[self.tokens]
@@ -187,9 +187,9 @@ class _FewSequences(torch.autograd.Function):
         output = _empty_like(query, groups)
         with torch.autocast("cpu", enabled=False):
             for group in groups:
-                queries, keys, values = map(group.take, (query, key, value))
+                queries, keys, values = map(group.rows_of, (query, key, value))
                 weights = group.weights(queries, keys, scaling)
-                group.put(output, torch.bmm(weights, values))
+                group.write_rows(output, torch.bmm(weights, values))
         ctx.save_for_backward(query, key, value)
         ctx.groups = groups
         ctx.scaling = scaling
@@ -203,16 +203,16 @@ class _FewSequences(torch.autograd.Function):
         empty = gradient.new_empty(())
         with torch.autocast("cpu", enabled=False):
             for group in groups:
-                queries, keys, values, gradients = map(group.take, (*inputs, gradient))
+                queries, keys, values, gradients = map(group.rows_of, (*inputs, gradient))
                 weights = group.weights(queries, keys, ctx.scaling)
-                group.put(grad_value, torch.bmm(weights.transpose(1, 2), gradients))
+                group.write_rows(grad_value, torch.bmm(weights.transpose(1, 2), gradients))
                 products = torch.bmm(gradients, values.transpose(1, 2))
                 internals.softmax_backward(products, weights)
                 result = torch.baddbmm(empty, products, keys, beta=0, alpha=ctx.scaling)
-                group.put(grad_query, result)
+                group.write_rows(grad_query, result)
                 products = products.transpose(1, 2)
                 result = torch.baddbmm(empty, products, queries, beta=0, alpha=ctx.scaling)
-                group.put(grad_key, result)
+                group.write_rows(grad_key, result)
         return (*grads, None, None)
 
 

@@ -35,7 +35,7 @@ class _Shared:
         self.memory = memory
         self.buckets: list[tuple[slice, torch.Tensor, Future[torch.Tensor]]] = []
 
-    def take(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
+    def collect(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
         if bucket.index() == 0:
             self.buckets = []  # the previous step may have been interrupted
         gradients: torch.Tensor = bucket.buffer()
@@ -78,7 +78,7 @@ def use(model: DistributedDataParallel) -> bool:
         return False
     if (memory := _shared_memory(sum(map(torch.numel, parameters)))) is None:
         return False
-    model.register_comm_hook(_Shared(memory), _Shared.take)
+    model.register_comm_hook(_Shared(memory), _Shared.collect)
     setattr(model, _MARK, True)
     return True
 

@@ -18,11 +18,15 @@ from finetune.runtime import internals
 #: Model types whose layers get hidden states and a mask, but nothing else that depends on the
 #: positions of the tokens. No attribute of a configuration shows this.
 KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
-#: The modules of torch that compute each token independently; all of ``transformers`` are allowed.
-_TORCH_MODULES = ("activation", "container", "dropout", "linear", "normalization")
+#: The modules that compute each token independently; all of ``transformers`` are allowed.
 _TOKEN_BY_TOKEN = (
-    *("transformers.", layers.__name__),
-    *(f"torch.nn.modules.{name}" for name in _TORCH_MODULES),
+    "transformers.",
+    layers.__name__,
+    "torch.nn.modules.activation",
+    "torch.nn.modules.container",
+    "torch.nn.modules.dropout",
+    "torch.nn.modules.linear",
+    "torch.nn.modules.normalization",
 )
 
 

@@ -20,14 +20,14 @@ from transformers import TrainerCallback
 
 from finetune.config.settings import Settings
 from finetune.errors import UserError
-from finetune.pipeline.events import Advanced, Progress, Started, report, reporting
+from finetune.pipeline.events import Advanced, Progress, Started, emit, reporting
 from finetune.pipeline.preparation import Prepared, prepare_job
 from finetune.pipeline.train import run_training
 from finetune.recipe.run import Run
 from finetune.runs.provenance import ANNOUNCED
 from finetune.runs.records import MANIFEST, Record
 from finetune.runtime import distributed
-from finetune.search import SET, is_set
+from finetune.sets import SET, is_set
 from finetune.training.options import without_none
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ class RunSet:
         Raises:
             UserError: If the directory has no ``set.json``.
         """
-        run_set = path if isinstance(path, RunSet) else cls(Path(path).expanduser())
+        run_set = path
+        if not isinstance(run_set, RunSet):
+            run_set = cls(Path(run_set).expanduser())
         if not is_set(run_set.path):
             raise UserError(f"{path} is not the directory of a set of runs: no {SET}")
         for run in run_set.runs[:1]:  # all have the same recipe
@@ -88,6 +90,8 @@ class RunSet:
 
 
 _SAME = "leave it out; the same command continues a set of runs"
+#: The end of the default directory of a set.
+_SUFFIXES = {"repeat": "seeds", "search": "search"}
 #: Options that a set of runs does not have, and why.
 _REFUSED = {
     "resume": _SAME,
@@ -126,23 +130,22 @@ def prepare_set(
             raise UserError(f"--{name}: {reason}")
     directory = base.output_dir
     if "output_dir" not in base.user_options:
-        suffix = "seeds" if kind == "repeat" else kind
-        directory = Path(f"{directory}-{suffix}")
-    own = without_none(typed)
+        directory = Path(f"{directory}-{_SUFFIXES[kind]}")
+    options = without_none(typed)
     if base.command.startswith("finetune.train("):
-        words = "".join(f", {name}={value!r}" for name, value in own.items())
+        words = "".join(f", {name}={value!r}" for name, value in options.items())
         command = f"{base.command[:-1]}{words})".replace("finetune.train", f"finetune.{kind}", 1)
     else:
-        flags = shlex.join(f"--{name}={value}" for name, value in own.items())
+        flags = shlex.join(f"--{name}={value}" for name, value in options.items())
         command = f"{base.command.replace('-m finetune', f'-m finetune {kind}', 1)} {flags}"
     # another process may train in the directory of the first run
     unused = {"output_dir": str(directory / "preparation"), "dry_run": True}
     with reporting(progress):
         prepared = prepare_job(base.with_options({**changes, **unused}))
         training = {**prepared.settings.training, "output_dir": str(directory)}
-        shown = replace(prepared.settings, training=training, command=command)
-        report(Started(shown, shown.arguments, prepared.steps, model=None))
-    return replace(prepared, settings=shown)
+        settings = replace(prepared.settings, training=training, command=command)
+        emit(Started(settings, settings.arguments, prepared.steps, model=None))
+    return replace(prepared, settings=settings)
 
 
 def open_set(
@@ -164,7 +167,9 @@ def open_set(
     values = settings.values
     texts = {name: str(distribution) for name, distribution in (space or {}).items()}
     metric = str(values.metric_for_best_model).removeprefix("eval_")
-    is_greater = values.greater_is_better
+    greater_is_better = values.greater_is_better
+    if greater_is_better is None:
+        greater_is_better = not metric.endswith("loss")
     compared = {n: v for n, v in prepared.configuration.items() if n not in ANNOUNCED}
     compared |= {name: getattr(values, name) for name in ("eval_strategy", "eval_steps")}
     manifest = SetManifest(
@@ -172,7 +177,7 @@ def open_set(
         recipe=settings.name,
         command=settings.command,
         metric=metric,
-        greater_is_better=not metric.endswith("loss") if is_greater is None else is_greater,
+        greater_is_better=greater_is_better,
         configuration={n: v for n, v in compared.items() if n not in texts},
         space=texts,
     )

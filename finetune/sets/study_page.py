@@ -1,8 +1,7 @@
 """The report of a search: trials, history, and the importance of options."""
 
-from __future__ import annotations
-
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.text import Text
 from optuna.exceptions import ExperimentalWarning
 from optuna.study import StudyDirection
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as optuna_plots
 
 from finetune.errors import counted
@@ -20,8 +19,8 @@ from finetune.recipe.run import Run
 from finetune.reporting import plots
 from finetune.reporting.plots import INK, Plot
 from finetune.reporting.tables import Cell, Table, format_number, format_score, to_cells
-from finetune.search.run_set import RunSet
-from finetune.search.trials import list_trials, open_study, reason_of, short, trial_name
+from finetune.sets.run_set import RunSet
+from finetune.sets.trials import list_trials, open_study, reason_of, short, trial_name, trials_in
 
 #: With fewer complete trials, the importance of an option is noise.
 _MIN_TRIALS = 5
@@ -31,19 +30,22 @@ def describe(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
     """Return the sections of the page, the first with the table of trials, and the verdicts."""
     manifest = run_set.manifest
     study = open_study(run_set)
-    complete = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+    complete = trials_in(study, TrialState.COMPLETE)
     table = _trials_table(study, manifest.metric)
-    is_over = bool(complete) and manifest.winner == trial_name(study.best_trial.number)
-    verdicts = _describe_winner(run_set, study) if is_over else ["The search is not finished."]
-    drawn = [_history(study, manifest.metric)] if complete else []
+    verdicts = ["The search is not finished."]
+    figures = []
+    if complete:
+        figures.append(_history(study, complete, manifest.metric))
+        if manifest.winner == trial_name(study.best_trial.number):
+            verdicts = _describe_winner(run_set, study)
     if len(complete) >= _MIN_TRIALS and len(complete[0].params) > 1:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             importances = optuna_plots.plot_param_importances(study)
             coordinates = optuna_plots.plot_parallel_coordinate(study)
-        drawn.append(_restyled("importances", "The importance of each option.", importances))
-        drawn.append(_restyled("coordinates", "Values and score of each trial.", coordinates))
-    return {"Trials": [table], "Plots": [drawn]}, verdicts
+        figures.append(_restyled("importances", "The importance of each option.", importances))
+        figures.append(_restyled("coordinates", "Values and score of each trial.", coordinates))
+    return {"Trials": [table], "Plots": [figures]}, verdicts
 
 
 def _describe_winner(run_set: RunSet, study: optuna.Study) -> list[str]:
@@ -71,22 +73,26 @@ def _trials_table(study: optuna.Study, metric: str) -> Table:
     names = list(dict.fromkeys(name for trial in trials for name in trial.params))
     lines = []
     for trial in trials:
-        state = trial.state.name.lower()
-        reason = reason_of(trial) if state == "fail" else ""
-        texts = [short(trial.params.get(name, "")) for name in names]
-        score = trial.value if trial.state == TrialState.COMPLETE else None
-        cells = [*to_cells({metric: score}, [metric]), *(Cell(t, kind="number") for t in texts)]
-        lines.append([Cell(trial_name(trial.number)), *cells, Cell(state, reason)])
+        scores = {}
+        reason = ""
+        if trial.state == TrialState.COMPLETE:
+            scores[metric] = trial.value
+        elif trial.state == TrialState.FAIL:
+            reason = reason_of(trial)
+        line = [Cell(trial_name(trial.number)), *to_cells(scores, [metric])]
+        for name in names:
+            line.append(Cell(short(trial.params.get(name, "")), kind="number"))
+        line.append(Cell(trial.state.name.lower(), reason))
+        lines.append(line)
     return Table("Trials, scores on the validation rows", ["", metric, *names, ""], lines)
 
 
-def _history(study: optuna.Study, metric: str) -> Plot:
+def _history(study: optuna.Study, complete: Sequence[FrozenTrial], metric: str) -> Plot:
     """Plot the score of each complete trial, and the best so far, by minutes since the start."""
-    points = [
-        (trial.datetime_complete.timestamp(), trial.value)
-        for trial in study.get_trials(states=[TrialState.COMPLETE])
-        if trial.datetime_complete is not None and trial.value is not None
-    ]
+    points = []
+    for trial in complete:
+        if trial.datetime_complete is not None and trial.value is not None:
+            points.append((trial.datetime_complete.timestamp(), trial.value))
     start = min(trial.datetime_start.timestamp() for trial in study.trials if trial.datetime_start)
     minutes, values = [], []
     for seconds, value in sorted(points):
@@ -103,9 +109,9 @@ def _history(study: optuna.Study, metric: str) -> Plot:
     )
 
 
-def _restyled(name: str, alt: str, drawn: Axes) -> Plot:
+def _restyled(name: str, alt: str, panel: Axes) -> Plot:
     """Return a plot of Optuna in the style of the page."""
-    figure = drawn.get_figure(root=True)
+    figure = panel.get_figure(root=True)
     assert figure is not None
     pyplot.close(figure)  # or a notebook shows it
     figure.set_figwidth(plots.WIDTH)

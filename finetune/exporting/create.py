@@ -1,7 +1,5 @@
 """Export the model of a run to ONNX, and check the export against the run."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import logging
@@ -20,14 +18,14 @@ from tokenizers import Tokenizer
 
 from finetune.data.targets import values
 from finetune.data.tokenize import read_by_model
-from finetune.errors import RunError, UserError
-from finetune.export import FOLDER
-from finetune.export.engines import OnnxSession
-from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export, Facts
-from finetune.export.module import facts_of
-from finetune.export.quantization import quantize_weights
-from finetune.export.text import TextInference
-from finetune.export.verification import Verification
+from finetune.errors import RunError, UserError, first_line
+from finetune.exporting import FOLDER
+from finetune.exporting.engines import OnnxSession
+from finetune.exporting.files import EXPORT, MODEL, TOKENIZER, Export, Facts
+from finetune.exporting.module import facts_of
+from finetune.exporting.quantization import quantize_weights
+from finetune.exporting.text import TextInference
+from finetune.exporting.verification import Verification
 from finetune.models.families import NOT_EXPORTED
 from finetune.predicting.model import TorchSession
 from finetune.recipe.run import Run
@@ -101,14 +99,14 @@ def export(
         reference = TextInference(recipe.processing_class(), facts, TorchSession(model))
         rows = Verification(run, texts, labels, facts, reference)
         check, _ = rows.check(directory, facts)
-        if _differs(check) or _differs(check["neighbours"]):
+        if _has_changed(check) or _has_changed(check["neighbours"]):
             raise RunError(f"{run.path}: the export does not answer as the run: {_listed(check)}")
         facts = _write_facts(directory, facts, check=check | _measure(directory, facts))
         if quantize:
             quantize_weights(directory / MODEL)
             facts = _write_facts(directory, facts)
             check, outputs = rows.check(directory, facts)
-            if _differs(check["neighbours"]):
+            if _has_changed(check["neighbours"]):
                 raise RunError(f"{run.path}: --quantize {quantize}: {_listed(check)}")
             if check["changed"] > _MAX_CHANGED_SHARE * check["rows"] and not accept_changes:
                 hint = "add --accept_changes, or export without --quantize"
@@ -129,7 +127,7 @@ def _validation_rows(run: Run, recipe: Any) -> tuple[list[Any], np.ndarray]:
     return texts, run.kind.targets(values(rows))
 
 
-def _differs(check: dict[str, Any]) -> bool:
+def _has_changed(check: dict[str, Any]) -> bool:
     return bool(check["changed"] or not check["largest_difference"] <= _MAX_DIFFERENCE)
 
 
@@ -199,7 +197,7 @@ def _write_model(model: torch.nn.Module, facts: Facts, path: Path) -> None:
             node.metadata_props.clear()
         program.save(path, external_data=False)
     except torch.onnx.errors.OnnxExporterError as error:
-        cause = str(error.__cause__ or error).strip().partition("\n")[0]
+        cause = first_line(error.__cause__ or error)
         reason = f"torch {torch.__version__} cannot export {type(model).__name__}: {cause:.200}"
         raise UserError(f"{reason}; use finetune.predict, or serve the run") from error
 

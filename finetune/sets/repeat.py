@@ -1,7 +1,5 @@
 """Train a recipe with several seeds: is a change more than the luck of a seed?"""
 
-from __future__ import annotations
-
 from typing import Any
 
 from finetune.config.settings import Settings
@@ -10,8 +8,8 @@ from finetune.pipeline.events import Noted, Progress, ignore
 from finetune.recipe import Recipe
 from finetune.reporting.tables import format_number
 from finetune.runtime import distributed
-from finetune.search import pages
-from finetune.search.run_set import RunSet, open_set, prepare_set, run_one
+from finetune.sets.report import write_report
+from finetune.sets.run_set import RunSet, open_set, prepare_set, run_one
 
 
 def repeat(
@@ -35,12 +33,18 @@ def repeat(
     """
     run_set = run_repeat(Settings.from_keywords(recipe, options), progress, seeds)
     if distributed.is_main_process():
-        pages.write(run_set)
+        write_report(run_set)
     return run_set
 
 
 def run_repeat(base: Settings, progress: Progress = ignore, seeds: int = 5) -> RunSet:
-    """Train with several seeds; every process calls this."""
+    """Train with several seeds; every process calls this.
+
+    Args:
+        base: The settings that the runs share.
+        progress: Called with each event.
+        seeds: The number of runs.
+    """
     if seeds < 2:
         raise UserError(f"--seeds {seeds}: expected 2 or more")
     first: int = base.training.get("seed", base.recipe.defaults()["seed"])

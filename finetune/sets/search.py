@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
@@ -14,17 +14,13 @@ from finetune.pipeline.events import Noted, Progress, ignore
 from finetune.recipe import Recipe
 from finetune.runs.directory import unlock_directory
 from finetune.runtime import distributed
-from finetune.search import pages
-from finetune.search.run_set import RunSet, open_set, prepare_set, run_one
-from finetune.search.space import (
-    check_values,
-    default_space,
-    list_values,
-    most_epochs,
-    parse_space,
-)
-from finetune.search.trials import PRUNERS, Trial, Trials
+from finetune.sets import require_optuna
+from finetune.sets.report import write_report
+from finetune.sets.run_set import RunSet, open_set, prepare_set, run_one
 from finetune.training.arguments import ArgumentValues
+
+if TYPE_CHECKING:
+    from finetune.sets.trials import Trial, Trials
 
 
 def search(
@@ -56,7 +52,7 @@ def search(
     """
     run_set = run_search(Settings.from_keywords(recipe, options), progress, space, trials, pruner)
     if distributed.is_main_process():
-        pages.write(run_set)
+        write_report(run_set)
     return run_set
 
 
@@ -67,17 +63,38 @@ def run_search(
     trials: int = 20,
     pruner: str = "median",
 ) -> RunSet:
-    """Search as :func:`search` does; every process calls this."""
+    """Search as :func:`search` does; every process calls this.
+
+    Args:
+        base: The settings that the trials share.
+        progress: Called with each event.
+        space: The options to vary.
+        trials: The number of trials in all.
+        pruner: When a trial is stopped early.
+    """
+    require_optuna()
+    from finetune.sets.space import (
+        check_values,
+        default_space,
+        list_values,
+        max_epochs,
+        parse_space,
+    )
+    from finetune.sets.trials import PRUNERS, Trials
+
     if trials < 1:
         raise UserError(f"--trials {trials}: expected 1 or more")
     if pruner not in PRUNERS:
         raise UserError(f"--pruner {pruner}: expected {', '.join(PRUNERS)}")
-    report = progress if distributed.is_main_process() else ignore
+    is_main = distributed.is_main_process()
+    note = progress if is_main else ignore
     base.report.raise_errors()
     if "load_best_model_at_end" not in base.user_options:  # even where rows are few
         base = base.with_options({"load_best_model_at_end": True})
     recipe = type(base.recipe)
-    distributions = parse_space(space, recipe) if space is not None else {}
+    distributions = {}
+    if space is not None:
+        distributions = parse_space(space, recipe)
     first = {name: list_values(part)[0] for name, part in distributions.items()}
     _require_checkpoints(base.with_options(first).values)
     check_values(distributions, base)
@@ -86,36 +103,34 @@ def run_search(
     values = prepared.settings.values
     if not distributions:
         default = default_space(prepared.settings.recipe.kind.name, values, base.user_options)
-        report(Noted(f"--space {default}"))
+        note(Noted(f"--space {default}"))
         distributions = parse_space(default, recipe)
     run_set = open_set("search", prepared, distributions)
-    stopper = PRUNERS[pruner](most_epochs(distributions, values))
+    stopper = PRUNERS[pruner](max_epochs(distributions, values))
     study = Trials(run_set, distributions, values.seed, stopper)
-    while (trial := _choose_on_rank_zero(lambda: study.ask(trials))) is not None:
+    while (trial := distributed.on_main_process(lambda: study.ask(trials))) is not None:
         try:
             _run_trial(trial, study, base, progress)
         finally:
             unlock_directory(trial.path)
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
-    winner = _choose_on_rank_zero(study.choose_winner)
+    winner = distributed.on_main_process(study.choose_winner)
     if winner is None:
-        report(
-            Noted("the trials that are left run in other processes: the last one ends the search")
-        )
-        distributed.leave()
+        note(Noted("the trials that are left run in other processes: the last one ends the search"))
+        distributed.leave_process_group()
         return run_set
-    count = _choose_on_rank_zero(study.count)
+    count = distributed.on_main_process(study.count)
     if count < trials:
-        report(
+        note(
             Noted(
                 f"all {count} combinations of the values in --space have been trained: the search "
                 f"ends before trial {trials}"
             )
         )
-    report(Noted(f"{winner.path.name} is the best of {count}: evaluating it on the test rows"))
+    note(Noted(f"{winner.path.name} is the best of {count}: evaluating it on the test rows"))
     run_one(base.with_options({**winner.changes, "resume": True}), progress)
-    if distributed.is_main_process() and (note := study.finish(winner, base.user_options)):
-        report(Noted(note))
+    if is_main and (gap_note := study.finish(winner, base.user_options)):
+        note(Noted(gap_note))
     return run_set
 
 
@@ -168,12 +183,3 @@ def _require_checkpoints(values: ArgumentValues) -> None:
         raise UserError("--save_only_model: a search resumes its best trial to test it")
     if not values.load_best_model_at_end:
         raise UserError("--load_best_model_at_end false: a trial is judged by its best evaluation")
-
-
-def _choose_on_rank_zero(choose: Callable[[], Any]) -> Any:
-    """Return what a function returns on rank 0, or raise its error, on every rank."""
-    results = distributed.gather(
-        # which is also called on the first rank of every other machine
-        distributed.main_process_first(lambda: choose() if distributed.is_main_process() else None)
-    )
-    return results[0]

@@ -1,7 +1,5 @@
 """Parse the space of a search: ``learning_rate=1e-5..1e-3:log,num_train_epochs=1..6,model=a|b``."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +15,7 @@ from optuna.distributions import (
 from finetune.config.parser import RUN_OPTIONS, RecipeParser
 from finetune.config.settings import Settings
 from finetune.data.comma_list import split_pairs
-from finetune.errors import Report, UserError
+from finetune.errors import Findings, UserError
 from finetune.recipe import Recipe
 from finetune.training.arguments import ArgumentValues
 from finetune.training.options import describe_unknown
@@ -27,15 +25,26 @@ _SHARED_GROUPS = ("data", "splits", "labels")
 #: Training arguments that choose the best trial, or where and when it is evaluated and saved.
 _SHARED = {
     *RUN_OPTIONS,
-    *("output_dir", "resume", "resume_from_checkpoint", "metric_for_best_model"),
-    *("greater_is_better", "eval_strategy", "save_strategy", "load_best_model_at_end", "metrics"),
+    "output_dir",
+    "resume",
+    "resume_from_checkpoint",
+    "metric_for_best_model",
+    "greater_is_better",
+    "eval_strategy",
+    "save_strategy",
+    "load_best_model_at_end",
+    "metrics",
 }
 _MAX_TRIED_VALUES = 32  # values of a dimension that are checked before the first trial
 
 
 def default_space(task: str, values: ArgumentValues, typed: Collection[str]) -> str:
-    """Return the space of a search without ``--space``, around the defaults of the recipe; options
-    that the user has typed are not varied.
+    """Return the space of a search without ``--space``, around the defaults of the recipe.
+
+    Args:
+        task: The name of the task.
+        values: The training arguments of the recipe.
+        typed: The options that the user has set, which are not varied.
 
     Raises:
         UserError: If no option is left.
@@ -44,11 +53,14 @@ def default_space(task: str, values: ArgumentValues, typed: Collection[str]) -> 
     parts = [f"learning_rate={rate / 5:g}..{rate * 10:g}:log"]
     if values.max_steps <= 0:
         parts.append(f"num_train_epochs=1..{2 * epochs}")
-    is_regression = task == "regression"
-    parts.append("weight_decay=0.001..0.1:log" if is_regression else "warmup_steps=0.0..0.2")
-    if not (left := [part for part in parts if part.partition("=")[0] not in typed]):
+    if task == "regression":
+        parts.append("weight_decay=0.001..0.1:log")
+    else:
+        parts.append("warmup_steps=0.0..0.2")
+    varied = [part for part in parts if part.partition("=")[0] not in typed]
+    if not varied:
         raise UserError(f"--space: expected one, as {', '.join(parts)} are given as flags")
-    return ",".join(left)
+    return ",".join(varied)
 
 
 def parse_space(text: str | Mapping[str, Any], recipe: type[Recipe]) -> dict[str, BaseDistribution]:
@@ -63,7 +75,7 @@ def parse_space(text: str | Mapping[str, Any], recipe: type[Recipe]) -> dict[str
         UserError: With a line for each mistake.
     """
     pairs = list(text.items()) if isinstance(text, Mapping) else split_pairs(text)
-    report = Report()
+    report = Findings()
     names = RecipeParser(recipe).names
     groups = {f.name: f.metadata.get("group") for f in recipe.__dataclass_fields__.values()}
     space = {}
@@ -86,32 +98,34 @@ def parse_space(text: str | Mapping[str, Any], recipe: type[Recipe]) -> dict[str
 
 def _distribution(name: str, values: Any) -> BaseDistribution:
     if not isinstance(values, str):
-        choices = list(values) if isinstance(values, Sequence) else []
-        if len(choices) < 2:
+        if not isinstance(values, Sequence) or len(values) < 2:
             raise UserError(f"--space {name}: expected two values or more, found {values!r}")
-        return _choice(name, values, choices)
-    ends, _, scale = values.partition(":")
-    low_text, is_range, high_text = ends.partition("..")
-    if not is_range or "|" in values:  # a path may have two dots
-        choices = [choice.strip() for choice in values.split("|")]
-        if len(choices) < 2:
-            raise UserError(f"--space {name}={values}: expected LOW..HIGH, LOW..HIGH:log or A|B")
-        for kind in (int, float):  # numbers, for options that are numbers in Python
-            with contextlib.suppress(ValueError):
-                return _choice(name, values, list(map(kind, choices)))
-        return _choice(name, values, choices)
-    is_whole = all(end.strip().lstrip("-").isdecimal() for end in (low_text, high_text))
+        return _choice(name, values, list(values))
+    if ".." in values.partition(":")[0] and "|" not in values:  # a path may have two dots
+        return _range(name, values)
+    choices = [choice.strip() for choice in values.split("|")]
+    if len(choices) < 2:
+        raise UserError(f"--space {name}={values}: expected LOW..HIGH, LOW..HIGH:log or A|B")
+    for kind in (int, float):  # numbers, for options that are numbers in Python
+        with contextlib.suppress(ValueError):
+            return _choice(name, values, list(map(kind, choices)))
+    return _choice(name, values, choices)
+
+
+def _range(name: str, text: str) -> BaseDistribution:
+    ends, _, scale = text.partition(":")
+    low_text, _, high_text = ends.partition("..")
     try:
-        low, high = (int(end) if is_whole else float(end) for end in (low_text, high_text))
+        low, high = float(low_text), float(high_text)
     except ValueError:
-        raise UserError(f"--space {name}={values}: expected numbers, LOW..HIGH") from None
-    if not low < high < float("inf"):
-        raise UserError(f"--space {name}={values}: the range is empty: expected LOW below HIGH")
+        raise UserError(f"--space {name}={text}: expected numbers, LOW..HIGH") from None
+    if not low < high < math.inf:
+        raise UserError(f"--space {name}={text}: the range is empty: expected LOW below HIGH")
     if scale not in ("", "log") or (scale and low <= 0):
-        raise UserError(f"--space {name}={values}: expected LOW..HIGH, or LOW..HIGH:log above 0")
+        raise UserError(f"--space {name}={text}: expected LOW..HIGH, or LOW..HIGH:log above 0")
     is_log = scale == "log"
-    if is_whole:
-        return IntDistribution(int(low), int(high), log=is_log)
+    if all(end.strip().lstrip("-").isdecimal() for end in (low_text, high_text)):
+        return IntDistribution(int(low_text), int(high_text), log=is_log)
     return FloatDistribution(low, high, log=is_log)
 
 
@@ -127,7 +141,7 @@ def check_values(space: Mapping[str, BaseDistribution], base: Settings) -> None:
     Raises:
         UserError: With a line for each mistake, e.g. a batch that does not divide.
     """
-    mistakes: list[str] = []
+    mistakes = []
     if "num_train_epochs" in space and base.user_options.get("max_steps", 0) > 0:
         mistakes.append("--space num_train_epochs: --max_steps decides: leave one of them out")
     for name, distribution in space.items():
@@ -141,7 +155,7 @@ def check_values(space: Mapping[str, BaseDistribution], base: Settings) -> None:
         raise UserError(*dict.fromkeys(mistakes))
 
 
-def most_epochs(space: Mapping[str, BaseDistribution], values: ArgumentValues) -> int:
+def max_epochs(space: Mapping[str, BaseDistribution], values: ArgumentValues) -> int:
     """Return the most epochs of a trial, rounded up."""
     epochs: list[float] = [values.num_train_epochs]
     if "num_train_epochs" in space:

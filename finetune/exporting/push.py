@@ -1,6 +1,7 @@
 """Push a run to the Hub: model, tokenizer, card, metrics and export, in one commit."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -17,20 +18,35 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, Repository
 # in its __all__, which mypy cannot read; httpx is httpx2 from huggingface_hub 2.0 on
 from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]
 
-from finetune.errors import RunError, UserError
-from finetune.export import FOLDER
-from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export
+from finetune.errors import RunError, UserError, first_line
+from finetune.exporting import FOLDER
+from finetune.exporting.files import EXPORT, MODEL, TOKENIZER, Export
 from finetune.recipe.run import Run
 from finetune.runtime import hub
 
 _CARD = "README.md"
 _READ = (_CARD, "config.json", "tokenizer_config.json", "metrics.json")  # for local paths
 _SENT = (  # if the run has it; nothing else is sent
-    *(*_READ, "model*.safetensors", "model.safetensors.index.json", TOKENIZER, "vocab.json"),
-    *("special_tokens_map.json", "added_tokens.json", "vocab.txt", "merges.txt", "*.tiktoken"),
-    *("tokenizer.model", "spiece.model", "spm.model", "sentencepiece*.model", "bpe.codes"),
-    *("preprocessor_config.json", "processor_config.json"),
-    *(f"{FOLDER}/{name}" for name in (MODEL, TOKENIZER, EXPORT)),
+    *_READ,
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    TOKENIZER,
+    "vocab.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.tiktoken",
+    "tokenizer.model",
+    "spiece.model",
+    "spm.model",
+    "sentencepiece*.model",
+    "bpe.codes",
+    "preprocessor_config.json",
+    "processor_config.json",
+    f"{FOLDER}/{MODEL}",
+    f"{FOLDER}/{TOKENIZER}",
+    f"{FOLDER}/{EXPORT}",
 )
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that has write permission"
 
@@ -50,7 +66,13 @@ class Push:
 
 
 def push(run: Run | str | Path, repo: str, *, public: bool = False, dry_run: bool = False) -> Push:
-    """Push a finished run to ``NAME`` or ``OWNER/NAME`` on the Hub; ``dry_run`` sends nothing.
+    """Push a finished run to the Hub.
+
+    Args:
+        run: A run, or its directory.
+        repo: ``NAME`` or ``OWNER/NAME``.
+        public: Whether the repository may be public.
+        dry_run: Whether to send nothing.
 
     Raises:
         UserError: If the run is not finished or has local paths in its card, or the Hub refuses.
@@ -75,9 +97,9 @@ def push(run: Run | str | Path, repo: str, *, public: bool = False, dry_run: boo
         status = 0
         if isinstance(error, HfHubHTTPError):
             status = error.response.status_code
-        if problem := {401: "is not valid", 403: f"may not write to {repo}"}.get(status):
-            raise UserError(f"{api.endpoint}: the token {problem}; {_LOGIN}") from error
-        reason = f"{error.__cause__ or error}".strip().partition("\n")[0]
+        if mistake := {401: "is not valid", 403: f"may not write to {repo}"}.get(status):
+            raise UserError(f"{api.endpoint}: the token {mistake}; {_LOGIN}") from error
+        reason = first_line(error.__cause__ or error)
         hint = "push again (a commit is made whole or not at all)"
         raise RunError(f"the push to {api.endpoint} failed: {reason}; {hint}") from error
     except ValueError as error:  # of the metadata
@@ -93,19 +115,29 @@ def _files(run: Run) -> dict[str, Path]:
     if (run.path / FOLDER).exists():
         Export.of_run(run.path, "onnxruntime")  # refuses that of another model
     root = run.path.resolve()
-    paths = sorted({path for pattern in _SENT for path in root.glob(pattern)})
-    if links := [path for path in paths if path.resolve() != path]:
-        raise UserError(f"{links[0]} is a link: replace it by the file")
+    paths: set[Path] = set()
+    for pattern in _SENT:
+        paths.update(root.glob(pattern))
+    files = {}
+    for path in sorted(paths):
+        if path.resolve() != path:
+            raise UserError(f"{path} is a link: replace it by the file")
+        files[str(path.relative_to(root))] = path
+    _refuse_local_paths(run, files.values())
+    return files
+
+
+def _refuse_local_paths(run: Run, paths: Iterable[Path]) -> None:
     options = {**run.manifest.options, **run.manifest.arguments, "home": Path.home()}
     values = ",".join(map(str, options.values())).split(",")  # an option may have several paths
-    local = [value for value in values if re.match("/[^/]", value)]
+    local_paths = [value for value in values if re.match("/[^/]", value)]
     for path in paths:
         if path.name not in _READ:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
-        if private := [value for value in local if value in text]:
-            raise UserError(f"{path} has the local path {private[0]}: remove it")
-    return {str(path.relative_to(root)): path for path in paths}
+        for local_path in local_paths:
+            if local_path in text:
+                raise UserError(f"{path} has the local path {local_path}: remove it")
 
 
 def _send(api: HfApi, plan: Push) -> Push:

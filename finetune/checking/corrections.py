@@ -1,4 +1,4 @@
-"""Write ``suspects.csv`` for a person to correct, and apply ``--relabel`` and ``--exclude``.
+"""Apply ``--relabel`` and ``--exclude``: copies of ``suspects.csv`` that a person has edited.
 
 A line of the file stands for all rows of its split with the same content (by digest) and label. So
 rows may move, and the file of another or a changed data set corrects nothing by mistake. Files are
@@ -6,9 +6,7 @@ applied after the splits are made, so that a training with corrections has the s
 without.
 """
 
-import csv
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,89 +17,16 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset, DatasetDict, List
 
-from finetune.data import digests, targets
+from finetune.checking.suspects import label_text, read_suspects, row_digests, text_digest
+from finetune.data import targets
 from finetune.data.labels import list_names, parse_list, parse_number
-from finetune.data.prediction_columns import cell_text, free_name, usual_name
-from finetune.data.read import existing, read_file
-from finetune.data.read_text import ReadOptions
+from finetune.data.read import existing
 from finetune.data.sources import Source
-from finetune.errors import Report, UserError, counted, locate
-from finetune.runtime.files import replacing
+from finetune.errors import Findings, UserError, counted, locate
 from finetune.runtime.formats import escape_formula
 
-FILE = "suspects.csv"
-COLUMNS = (
-    *("split", "place", "text", "label", "suggested", "probability", "why"),
-    *("new_label", "digest"),
-)
 #: The ``new_label`` that removes a row.
 DROP = "drop"
-
-
-def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Path:
-    """Write rows for a person to correct, for Excel: UTF-8 with a byte order mark, no formulas.
-
-    A row has the keys :data:`COLUMNS`, and ``user``, the values of the user's own ``columns``.
-    """
-    with replacing(path) as new, new.open("w", encoding="utf-8-sig", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([*(free_name(name, columns) for name in COLUMNS), *columns])
-        for row in rows:
-            user = row.get("user", {})
-            cells = [*map(row.get, COLUMNS), *map(user.get, columns)]
-            writer.writerow(map(escape_formula, map(cell_text, cells)))
-    return path
-
-
-def read_suspects(path: Path) -> pd.DataFrame:
-    """Return the columns ``split``, ``digest``, ``label``, ``new_label`` and ``text`` of a file, as
-    texts; without a column ``text``, its cells are empty.
-
-    Raises:
-        UserError: If a column is missing.
-    """
-    rows = read_file(path, ReadOptions()).rows
-    lines = pd.DataFrame()
-    for name in ("split", "digest", "label", "new_label", "text"):
-        names = [column for column in rows.column_names if usual_name(column) == name]
-        column = max(names, key=len, default=name)  # with prefixes if the user has one of that name
-        if column not in rows.column_names:
-            if name == "text":
-                lines[name] = ""
-                continue
-            raise UserError(
-                f"{path}: no column '{column}' (columns: {', '.join(rows.column_names)}); expected "
-                f"a {FILE} from report or check in which only 'new_label' was edited"
-            )
-        texts = pd.Series(["" if value is None else str(value) for value in rows[column][:]])
-        lines[name] = texts.where(texts.str.strip() != "", "")  # keep blanks of a label
-    return lines
-
-
-def has_new_labels(path: Path) -> bool:
-    """Return whether the ``new_label`` of any line of a ``suspects.csv`` is filled in."""
-    return any(read_suspects(path)["new_label"])
-
-
-def text_digest(text: str) -> str:
-    """Return the digest of a text; the ``x`` keeps a spreadsheet from reading it as a number."""
-    return f"x{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
-
-
-def row_digests(rows: Dataset, column: str) -> list[str]:
-    """Return the digest of each row's content; ``column`` is the column that the model reads."""
-    if column != "text":
-        return [f"x{digest.hex()}" for digest in digests.hash_rows(rows, column)]
-    batches = rows.select_columns([column]).iter(1000)
-    return [text_digest(text) for batch in batches for text in batch[column]]
-
-
-def label_text(rows: Dataset, label: Any) -> str:
-    """Return a label as it is written in ``suspects.csv``."""
-    names = targets.class_names(rows)
-    if targets.is_set(rows):
-        return json.dumps([names[number] for number in label], ensure_ascii=False)
-    return names[label] if names else str(label)
 
 
 def apply(
@@ -109,15 +34,20 @@ def apply(
     source: DatasetDict,
     column: str,
     files: Mapping[str, Sequence[str]],
-    report: Report,
+    report: Findings,
 ) -> tuple[DatasetDict, list[dict[str, Any]]]:
     """Return the splits with corrected labels and without excluded rows, and facts per file.
 
     The facts are ``file``, ``sha256``, and the number of rows ``relabelled`` and ``excluded``
     per split.
 
-    The splits are made from ``source``; the model reads ``column``. ``files`` are the file names by
-    option, ``relabel`` or ``exclude``. They are applied in order, each to the result of the last.
+    Args:
+        splits: The splits that are made from ``source``.
+        source: All rows of the data.
+        column: The column that the model reads.
+        files: The file names by option, ``relabel`` or ``exclude``. They are applied in order, each
+            to the result of the last.
+        report: Gets a fact about each file.
 
     Raises:
         UserError: If a file does not belong to this data, has unknown labels, or is ambiguous.
@@ -185,7 +115,7 @@ def _find_changes(
     flag: str, path: Path, lines: pd.DataFrame, data: pd.DataFrame, train: Dataset
 ) -> pd.Series:
     """Return the new labels by their index in ``data``; None for rows to leave out."""
-    mistakes = list[str]()
+    mistakes = []
 
     def place(numbers: pd.Series) -> str:
         places = locate(Source(str(path)).find_places, "train", numbers.unique().tolist())
@@ -216,8 +146,8 @@ def _find_changes(
         )
     changes = {}
     for row, requests in pairs[is_match].groupby("place"):
-        cell, *others = requests["new_label"].unique()
-        if others and flag == "--relabel":
+        cell, *other_cells = requests["new_label"].unique()
+        if other_cells and flag == "--relabel":
             mistakes.append(
                 f"{place(requests['line'])} stand for the same content and label: give them the "
                 "same 'new_label', or remove a line"

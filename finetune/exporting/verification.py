@@ -1,16 +1,14 @@
 """Compare the answers of an export with those of the model in fp32, and with each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from finetune.export.engines import OnnxSession
-from finetune.export.files import Facts
-from finetune.export.text import FastTokenizer, TextInference
+from finetune.exporting.engines import OnnxSession
+from finetune.exporting.files import Facts
+from finetune.exporting.text import FastTokenizer, TextInference
 from finetune.recipe.run import Run
 from finetune.statistics.metrics import estimate, estimate_difference, find_metrics
 from finetune.statistics.scored import agreement
@@ -39,8 +37,7 @@ class Verification:
     ) -> None:
         self._run = run
         self._rows = len(texts)
-        made = _make_texts(texts, facts.encoding["max_length"])
-        self._texts = [*texts, *made]
+        self._texts = [*texts, *_make_texts(texts, facts.encoding["max_length"])]
         self._labels = np.resize(labels, (len(self._texts), *labels.shape[1:]))
         spread = np.linspace(0, self._rows - 1, min(_ALONE, self._rows)).astype(int)
         self._alone = np.append(spread, np.arange(self._rows, len(self._texts)))
@@ -63,10 +60,11 @@ class Verification:
         texts = [self._texts[number] for number in self._alone]
         export = TextInference(tokenizer, facts, session, facts.encoding["max_length"])
         padded[self._alone] = export(texts)
-        others = [self._agreement(alone, outputs), self._agreement(alone, padded)]
+        agreements = [self._agreement(alone, outputs), self._agreement(alone, padded)]
         neighbours: dict[str, Any] = {"rows": len(texts)}
         for name in ("changed", "largest_difference"):
-            neighbours[name] = np.max([other[name] for other in others]).item()  # NaN if one is
+            values = [agreement[name] for agreement in agreements]
+            neighbours[name] = np.max(values).item()  # NaN if one is
         return self._agreement(self._reference, outputs) | {"neighbours": neighbours}, outputs
 
     def scores(self, outputs: np.ndarray) -> dict[str, Any]:
@@ -90,8 +88,8 @@ def _make_texts(texts: Sequence[Any], max_length: int) -> list[Any]:
     counts = [1]
     while counts[-1] < max_length:
         counts.append(min(_STEP * counts[-1], max_length))
-    made = []
+    rows = []
     for count in counts:
         row = tuple(" ".join(part[:count]) for part in words)
-        made.append(row if isinstance(texts[0], tuple) else row[0])
-    return made
+        rows.append(row if isinstance(texts[0], tuple) else row[0])
+    return rows

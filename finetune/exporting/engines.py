@@ -11,7 +11,7 @@ import numpy as np
 from joblib import cpu_count
 
 from finetune.errors import RunError, UserError
-from finetune.export.files import MODEL, Facts
+from finetune.exporting.files import MODEL, Facts
 from finetune.predicting.inference import Batch, Session
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from finetune.errors import UserError
-from finetune.export import FOLDER
+from finetune.exporting import FOLDER
 from finetune.runs.records import Record
 from finetune.runtime.files import hash_file, to_json_values
 from finetune.tasks.decoding import Function

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from finetune.errors import UserError, suggestion
-from finetune.export import require_engine
-from finetune.export.files import EXPORT, Export
+from finetune.exporting import require_engine
+from finetune.exporting.files import EXPORT, Export
 from finetune.predicting.inference import Inference
 from finetune.runs.records import Manifest
 from finetune.tasks import decoding
@@ -62,7 +62,7 @@ class Predictor:
         if self.engine == "torch":
             if is_export:
                 raise UserError(f"--engine torch: {self._path} is an export; expected its run")
-            from finetune.export.module import facts_of
+            from finetune.exporting.module import facts_of
             from finetune.recipe.run import Run
 
             self._run = Run.load(self._path, trust_recipe=trust_recipe)
@@ -118,7 +118,7 @@ class Predictor:
     @functools.cached_property
     def _inference(self) -> Inference:
         """The loaded model."""
-        from finetune.export.text import FastTokenizer, TextInference
+        from finetune.exporting.text import FastTokenizer, TextInference
 
         if self.engine == "torch":
             from finetune.predicting.model import TorchSession
@@ -127,7 +127,7 @@ class Predictor:
             kernels = self._run.manifest.arguments.get("cpu_kernels", "auto")
             tokenizer = self._recipe.processing_class()
             return TextInference(tokenizer, self.facts, TorchSession(model, cpu_kernels=kernels))
-        from finetune.export.engines import OnnxSession
+        from finetune.exporting.engines import OnnxSession
 
         path = self._export.path
         session = OnnxSession(path, self.facts, self.engine, bf16=self.facts.function is not None)

@@ -1,12 +1,13 @@
 """List the runs and the sets of runs in a directory; torch is not imported."""
 
+import itertools
 from pathlib import Path
 
 from finetune.errors import UserError, counted
 from finetune.recipe.run import Run
 from finetune.reporting.tables import format_number
 from finetune.runs.records import MANIFEST, Manifest
-from finetune.search import is_set
+from finetune.sets import is_set
 
 
 def list_runs(directory: str | Path) -> dict[str, str]:
@@ -22,9 +23,11 @@ def list_runs(directory: str | Path) -> dict[str, str]:
         elif Manifest.exists_in(path):
             run = Run(path)
             try:
-                scores = run.metrics.test if run.status == "finished" else {}
-                texts = [f"{name} {format_number(value)}" for name, value in scores.items()]
-                lines[path.name] = "  ".join([f"{run.status:<11}", *texts[:3]])
+                words = [f"{run.status:<11}"]
+                if run.status == "finished":
+                    for name, value in itertools.islice(run.metrics.test.items(), 3):
+                        words.append(f"{name} {format_number(value)}")
+                lines[path.name] = "  ".join(words)
             except UserError as error:
                 lines[path.name] = str(error)
     if not lines:

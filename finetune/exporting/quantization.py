@@ -7,8 +7,6 @@ answer to a text depend on the other texts. An embedding has a scale for each to
 vocabulary. All operators are those of ONNX. See ``docs/decisions/int8.md``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +15,8 @@ import onnx
 from onnx import inliner, numpy_helper, parser
 from onnx.helper import get_attribute_value, make_node, make_opsetid
 
-_NARROWEST = 16  # rows or columns of a weight: narrower ones, e.g. of a head, stay in fp32
-_LARGEST = 63  # of a weight: with 127, sums overflow on processors without VNNI
+_MIN_WIDTH = 16  # rows or columns of a weight: narrower ones, e.g. of a head, stay in fp32
+_MAX_INTEGER = 63  # of a weight: with 127, sums overflow on processors without VNNI
 _DOMAIN = "finetune.int8"
 #: Not QuantizeLinear: OpenVINO (2026.4) returns nothing for a computed scale of each token.
 #: Unsigned integers, with 128 for 0, are ten times faster in ONNX Runtime than signed ones.
@@ -123,7 +121,7 @@ class _Graph:
         if tokens not in self._tokens:  # several layers may read them
             self._tokens.add(tokens)
             yield make_node("Tokens", [tokens], activations, domain=_DOMAIN)
-        inputs = activations + self._integers(name, weight, axis=0, largest=_LARGEST)
+        inputs = activations + self._integers(name, weight, axis=0, largest=_MAX_INTEGER)
         if len(node.input) == 2:
             yield make_node("Linear", inputs, [output], domain=_DOMAIN)
             return
@@ -133,7 +131,7 @@ class _Graph:
     def _weight(self, name: str) -> np.ndarray | None:
         """Return a weight that is a large matrix in fp32, None for anything else."""
         tensor = self._weights.get(name)
-        if tensor is None or len(tensor.dims) != 2 or min(tensor.dims) < _NARROWEST:
+        if tensor is None or len(tensor.dims) != 2 or min(tensor.dims) < _MIN_WIDTH:
             return None
         weight = numpy_helper.to_array(tensor)
         return weight if weight.dtype == np.float32 else None

@@ -1,7 +1,5 @@
 """The trials of a search, in rank 0: Optuna proposes their options, and is told their scores."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
@@ -23,6 +21,7 @@ from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BruteForceSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from transformers import EvalPrediction
 
@@ -32,7 +31,7 @@ from finetune.reporting.tables import format_number
 from finetune.runs import checkpoints
 from finetune.runs.directory import VALIDATION, is_locked, lock_directory
 from finetune.runtime.files import to_json_values, write_whole
-from finetune.search.run_set import RunSet
+from finetune.sets.run_set import RunSet
 
 JOURNAL = "study.journal"
 BEST = "best.yaml"  # the options of the best trial, for --config
@@ -74,7 +73,7 @@ class Trials:
     Attributes:
         run_set: The set of their runs.
         space: The values of each option.
-        seed: Of the sampler.
+        seed: The seed of Optuna's sampler.
         pruner: One of :data:`PRUNERS`, made for the most epochs of a trial.
     """
 
@@ -111,7 +110,7 @@ class Trials:
                 raise RunError(f"the first {len(begun)} trials failed: {failed[-1]}")
             if len(begun) >= count:
                 return None
-            if not study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
+            if not trials_in(study, TrialState.WAITING):
                 params = self._propose(begun)
                 if params is None:
                     return None
@@ -153,10 +152,12 @@ class Trials:
     def _continue_killed(self) -> None:
         """Enqueue trials whose process is gone again, from their checkpoint."""
         study = self._study
-        running = study.get_trials(states=[TrialState.RUNNING])
-        free = {t.number for t in running if not is_locked(self._path(t.number))}
-        for trial in study.get_trials(states=[TrialState.RUNNING]):  # one may have ended
-            if trial.number not in free:
+        unlocked = set()
+        for trial in trials_in(study, TrialState.RUNNING):
+            if not is_locked(self._path(trial.number)):
+                unlocked.add(trial.number)
+        for trial in trials_in(study, TrialState.RUNNING):  # one may have ended
+            if trial.number not in unlocked:
                 continue
             kills = trial.user_attrs.get(_KILLS, 0) + 1
             study.tell(trial.number, state=TrialState.FAIL)
@@ -166,8 +167,11 @@ class Trials:
 
     def should_prune(self, history: Sequence[Mapping[str, Any]], by_epoch: bool) -> bool:
         """Tell Optuna the evaluations so far, and return whether the trial is worse than others."""
+        unit = "step"
+        if by_epoch:
+            unit = "epoch"
         for entry in history:
-            step = round(entry["epoch" if by_epoch else "step"])
+            step = round(entry[unit])
             score = self._scores([entry])
             if step > self._last_step and score:
                 self._current.report(score[0], step)
@@ -180,27 +184,28 @@ class Trials:
         """
         values = ", ".join(f"{name}={short(value)}" for name, value in trial.params.items())
         metric = self.run_set.manifest.metric
-        scores = [] if failure else self._scores(Run(trial.path).manifest.history)
+        scores: list[float] = []
+        reason = str(failure)
+        if failure is None:
+            scores = self._scores(Run(trial.path).manifest.history)
+            reason = f"no evaluation has a number for {metric}"
         if scores:
-            score = max(scores) if self.run_set.manifest.greater_is_better else min(scores)
+            best = max if self.run_set.manifest.greater_is_better else min
+            score = best(scores)
             self._study.tell(self._current, score)
             ending = f"{metric} {format_number(score)}"
         else:
-            is_pruned = isinstance(failure, Pruned)
-            reason = f"no evaluation has a number for {metric}"
-            if failure:
-                reason = str(failure)
             self._current.set_user_attr(_REASON, reason)
-            state = TrialState.PRUNED if is_pruned else TrialState.FAIL
+            state, ending = TrialState.FAIL, f"failed: {reason}"
+            if isinstance(failure, Pruned):
+                state, ending = TrialState.PRUNED, reason
             self._study.tell(self._current, state=state)
-            ending = reason if is_pruned else f"failed: {reason}"
-        deleted = ", ".join(self._delete_checkpoints())
-        note = ""
-        if deleted:
-            note = f"; deleted the checkpoints of {deleted}"
         if (killed := self._current.user_attrs.get(_CONTINUES)) is not None:
             values += f"; it was {trial_name(killed)} before its process ended"
-        return f"{trial.path.name}: {ending} ({values}){note}"
+        line = f"{trial.path.name}: {ending} ({values})"
+        if deleted := ", ".join(self._delete_checkpoints()):
+            line += f"; deleted the checkpoints of {deleted}"
+        return line
 
     def _scores(self, history: Sequence[Mapping[str, Any]]) -> list[float]:
         """Return the finite scores in a history; ``run.json`` has null for NaN."""
@@ -225,8 +230,9 @@ class Trials:
 
     def _best(self) -> FrozenTrial | None:
         """Return the best complete trial, if there is one."""
-        complete = self._study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-        return self._study.best_trial if complete else None
+        if trials_in(self._study, TrialState.COMPLETE):
+            return self._study.best_trial
+        return None
 
     def choose_winner(self) -> Trial | None:
         """Return the best trial, with its directory locked; None if other processes have trials
@@ -236,7 +242,7 @@ class Trials:
             RunError: If all trials failed.
         """
         with self._lock:
-            if self._study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+            if trials_in(self._study, TrialState.RUNNING):
                 return None
             if (best := self._best()) is None:
                 reasons = sorted(set(map(reason_of, list_trials(self._study))))
@@ -258,10 +264,10 @@ class Trials:
             A sentence if the optimism is not known, else an empty string.
         """
         shared = {n: value for n, value in options.items() if n not in ("output_dir", "config")}
-        plain = to_json_values({**shared, **winner.params})  # paths in Python
-        write_whole(self.run_set.path / BEST, yaml.safe_dump(plain, sort_keys=False))
-        complete = self._study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-        runs = [Run(self._path(frozen.number)) for frozen in complete]
+        best = to_json_values({**shared, **winner.params})  # paths in Python
+        write_whole(self.run_set.path / BEST, yaml.safe_dump(best, sort_keys=False))
+        complete = trials_in(self._study, TrialState.COMPLETE)
+        runs = [Run(self._path(trial.number)) for trial in complete]
         manifest = self.run_set.manifest
         gap, note = None, ""
         try:
@@ -294,7 +300,9 @@ def _estimate_optimism(runs: Sequence[Run], metric: str, greater_is_better: bool
         outputs_of_runs.append(outputs)
     compute = runs[0].compute_metrics
     generator = np.random.default_rng(0)
-    sign = 1 if greater_is_better else -1
+    sign = 1
+    if not greater_is_better:
+        sign = -1
 
     if metric not in compute(EvalPrediction(outputs, labels)):
         return None  # the loss
@@ -307,11 +315,18 @@ def _estimate_optimism(runs: Sequence[Run], metric: str, greater_is_better: bool
     held_out = []
     for _ in range(100):
         sample = generator.integers(len(labels), size=len(labels))
-        others = np.setdiff1d(every_row, sample)
         scores = [score(outputs, sample) for outputs in outputs_of_runs]
-        held_out.append(score(outputs_of_runs[int(np.argmax(scores))], others))
+        rows_left_out = np.setdiff1d(every_row, sample)
+        held_out.append(score(outputs_of_runs[int(np.argmax(scores))], rows_left_out))
     gap = float(best - np.mean(held_out))
-    return max(0.0, gap) if np.isfinite(gap) else None
+    if np.isfinite(gap):
+        return max(0.0, gap)
+    return None
+
+
+def trials_in(study: optuna.Study, state: TrialState) -> list[FrozenTrial]:
+    """Return the trials in a state."""
+    return study.get_trials(deepcopy=False, states=[state])
 
 
 def list_trials(study: optuna.Study) -> list[FrozenTrial]:
@@ -338,11 +353,14 @@ def open_study(run_set: RunSet) -> optuna.Study:
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = run_set.path / JOURNAL
+    direction = StudyDirection.MINIMIZE
+    if run_set.manifest.greater_is_better:
+        direction = StudyDirection.MAXIMIZE
     try:
         return optuna.create_study(
             study_name="search",
             storage=JournalStorage(JournalFileBackend(str(path))),
-            direction="maximize" if run_set.manifest.greater_is_better else "minimize",
+            direction=direction,
             load_if_exists=True,
         )
     except (ValueError, KeyError, TypeError, AssertionError) as error:

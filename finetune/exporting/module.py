@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from finetune.errors import UserError
-from finetune.export import require_engine
-from finetune.export.engines import OnnxSession
-from finetune.export.files import Export, Facts, digest_of_model
+from finetune.exporting import require_engine
+from finetune.exporting.engines import OnnxSession
+from finetune.exporting.files import Export, Facts, digest_of_model
 from finetune.predicting import Options
 from finetune.recipe import TextRecipe
 from finetune.recipe.run import Run
