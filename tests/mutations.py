@@ -266,8 +266,8 @@ MUTATIONS = (
     Mutation(
         "--exclude leaves no row out",
         "finetune/checking/corrections.py",
-        '_parse_label(cell, train) if flag == "--relabel" else None',
-        '_parse_label(cell, train) if flag != "" else None',
+        'if flag == "--exclude":',
+        'if flag == "":',
         ("C8",),
     ),
     Mutation(
