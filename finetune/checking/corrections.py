@@ -144,7 +144,7 @@ def _find_changes(
             f"({list_names(list(unmatched['label_text'].unique()))}): edit only 'new_label', use "
             "the file made from this data, or remove the line"
         )
-    changes = {}
+    changes: dict[Any, Any] = {}
     for row, requests in pairs[is_match].groupby("place"):
         cell, *other_cells = requests["new_label"].unique()
         if other_cells and flag == "--relabel":
