@@ -628,7 +628,9 @@ def test_few_rows_end_with_the_validation_rows(reviews: Path, bert: Path, tmp_pa
     assert not any("final_epochs" in note for note in without.manifest.data.notes)
     assert default.metrics.validation == without.metrics.validation
     rows = tmp_path / "validation.csv"
-    default.recipe().splits["validation"].select_columns(["text", "label"]).to_csv(str(rows))
+    frame = default.recipe().splits["validation"].to_pandas()[["text", "label"]]
+    frame["label"] = [default.labels[label] for label in frame["label"]]
+    frame.to_csv(rows, index=False)
     count = len(pd.read_csv(rows))
     before, after = (finetune.evaluate(run, data=str(rows)) for run in (without, default))
     assert (before.rows_trained_on, after.rows_trained_on) == (0, count)
