@@ -198,18 +198,19 @@ def difference(
     replicates = second - first
     if not np.isfinite(replicates).all():
         return Estimate(float(replicates[0]))
-    value, middle = float(replicates[0]), float(replicates[0]) - _bias(replicates)
+    value = float(replicates[0])
+    middle = value - _bias(replicates)
     # add one row in favor of each model (Agresti and Min, Biometrics 61, 2005)
+    width = scale.highest - scale.lowest
     unseen = 0.0
-    if math.isfinite(scale.highest - scale.lowest):
+    if math.isfinite(width):
         unseen = math.sqrt(0.5) / rows
     error = math.hypot(_error(replicates), unseen)
     reach = error * _quantile(replicates, rows)
-    ends = np.array([min(value, middle - reach), max(value, middle + reach)])
+    low, high = min(value, middle - reach), max(value, middle + reach)
     if different is not None and different < MIN_DIFFERENT_ROWS:
-        ends = np.array([min(ends[0], 0.0), max(ends[1], 0.0)])
-    width = scale.highest - scale.lowest
-    low, high = np.clip(ends, min(value, -width), max(value, width))
+        low, high = min(low, 0.0), max(high, 0.0)
+    low, high = np.clip([low, high], min(value, -width), max(value, width))
     return Estimate(value, float(low), float(high))
 
 
