@@ -24,7 +24,7 @@ from transformers import EvalPrediction, PrinterCallback, ProgressCallback, Trai
 from finetune.config.settings import Settings
 from finetune.data.encoding import COLUMN
 from finetune.errors import Diverged, RunError, UserError
-from finetune.models import adapters, head, loaded_weights
+from finetune.models import adapters, head
 from finetune.pipeline import results
 from finetune.pipeline.description import describe_run
 from finetune.pipeline.events import Finished, Logged, Progress, Started, emit, ignore, reporting
@@ -37,7 +37,7 @@ from finetune.runs import checkpoints
 from finetune.runs.directory import lock_directory, move_run_aside, unlock_directory
 from finetune.runtime import activity, distributed, stopping
 from finetune.runtime.stopping import Stopped
-from finetune.training.arguments import FinetuneArguments
+from finetune.tasks.base import Task
 from finetune.training.callbacks import Bar, explained
 from finetune.training.trainer import Trainer, build_trainer
 
@@ -98,7 +98,8 @@ def launch(
     if num_processes == 1:
         return run_training(settings, progress)
     with reporting(progress):
-        prepare(dataclasses.replace(settings, dry_run=True))
+        prepared = prepare(dataclasses.replace(settings, dry_run=True))
+    settings = dataclasses.replace(settings, recipe=prepared.settings.recipe)  # with its rows
     stdout = sys.stdout
     stdout.flush()
 
@@ -133,14 +134,16 @@ def run_training(
                 settings = prepared.settings
                 if settings.dry_run or prepared.is_done:
                     return _report_without_training(prepared)
-                trainer = _build_trainer(prepared)
+                trainer, recipe = _build_trainer(prepared)
                 trackers.take_over(trainer)
                 if pruning is not None:
                     trainer.add_callback(pruning)
                 if writes_run(settings.values):
                     recording.run = _start_run(prepared, trainer)
                 with stopping.deferred(settings.arguments.grace_seconds, recording.give_up):
-                    outputs = _train_and_predict(trainer, prepared, is_trial=pruning is not None)
+                    outputs = _train_and_predict(
+                        trainer, recipe, prepared, is_trial=pruning is not None
+                    )
                 del trainer
                 gc.collect()
                 distributed.leave_process_group()  # only rank 0 has work left
@@ -151,7 +154,7 @@ def run_training(
                         if pruning is not None:
                             results.write_trial(recording.run, *outputs)
                         else:
-                            results.write(recording.run, settings, *outputs)
+                            results.write(recording.run, recipe, settings.arguments, *outputs)
                             trackers.metrics = recording.run.metrics
             if recording.run is not None and pruning is None:
                 from finetune.pipeline.report import write_final_report  # imports matplotlib
@@ -189,19 +192,17 @@ def _report_without_training(prepared: Prepared) -> Run:
     return run
 
 
-def _build_trainer(prepared: Prepared) -> Trainer:
-    """Build the trainer. It reports its logs as events and does not print them."""
+def _build_trainer(prepared: Prepared) -> tuple[Trainer, Recipe]:
+    """Build the trainer, which reports its logs as events and does not print them.
+
+    Returns:
+        The trainer, and the recipe, without thresholds if the model has no bias to store them in.
+    """
     recipe = prepared.settings.recipe
-
-    def trainer_kwargs(arguments: FinetuneArguments) -> dict[str, Any]:
-        model = None
-        if prepared.resumption.path is not None:  # the checkpoint has the weights of the head
-            model = recipe.build_model(recipe.labels)
-            for sentence in loaded_weights.get(model).notes():
-                recipe.note(sentence)
-        return recipe.trainer_kwargs(model, arguments)
-
-    trainer = build_trainer(trainer_kwargs, prepared.settings.arguments, recipe.adapt)
+    load_model = None
+    if prepared.resumption.path is not None:  # the checkpoint has the weights of the head
+        load_model = recipe.new_model
+    trainer = build_trainer(recipe, prepared.settings.arguments, load_model)
     trainer.configuration = prepared.configuration
     trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
     trainer.remove_callback(PrinterCallback)
@@ -217,16 +218,35 @@ def _build_trainer(prepared: Prepared) -> Trainer:
     with contextlib.suppress(UserError):  # a model may have no such layer
         has_bias = head.last_linear(trainer.model, recipe.kind.width).bias is not None
     if recipe.kind.thresholds != "none" and not has_bias:
-        recipe.kind = dataclasses.replace(recipe.kind, thresholds="none")
         recipe.note(
             f"{type(trainer.model).__name__}: the last layer has no bias to store thresholds in: a "
             "label is predicted if its probability is above one half"
         )
-    return trainer
+        recipe = recipe.with_values(kind=dataclasses.replace(recipe.kind, thresholds="none"))
+    return trainer, recipe
+
+
+def _score_as_saved(trainer: Trainer, task: Task[Any]) -> None:
+    """Let evaluations during the training score the model as it would be saved: they choose the
+    best checkpoint.
+    """
+    compute_metrics: Any = trainer.compute_metrics
+
+    def compute(prediction: EvalPrediction) -> Any:
+        if trainer.is_in_train:
+            outputs, targets = map(np.asarray, (prediction.predictions, prediction.label_ids))
+            shift = task.fit(outputs, targets)
+            if shift is not None:
+                outputs = (outputs + shift).astype(outputs.dtype)
+            prediction = EvalPrediction(outputs, targets, prediction.inputs, prediction.losses)
+        return compute_metrics(prediction)
+
+    if compute_metrics is not None:
+        trainer.compute_metrics = compute
 
 
 def _train_and_predict(
-    trainer: Trainer, prepared: Prepared, *, is_trial: bool = False
+    trainer: Trainer, recipe: Recipe, prepared: Prepared, *, is_trial: bool = False
 ) -> tuple[Any, ...]:
     """Train, predict the validation rows, fold the shift fitted on them into the model, predict the
     test rows, and save the model.
@@ -239,24 +259,10 @@ def _train_and_predict(
     Raises:
         Stopped: In every process, if a signal arrived. A checkpoint has the trained weights.
     """
-    recipe = prepared.settings.recipe
     task = recipe.kind
+    _score_as_saved(trainer, task)
     started = time.perf_counter()
-    compute_metrics = trainer.compute_metrics
-
-    def compute_fitted(prediction: EvalPrediction) -> dict[str, float]:
-        """Return the metrics of the model as it would be saved; they choose the best checkpoint."""
-        assert compute_metrics is not None
-        outputs, targets = map(np.asarray, (prediction.predictions, prediction.label_ids))
-        shift = task.fit(outputs, targets)
-        fitted = outputs if shift is None else (outputs + shift).astype(outputs.dtype)
-        return compute_metrics(
-            EvalPrediction(fitted, targets, prediction.inputs, prediction.losses)
-        )
-
-    trainer.compute_metrics = compute_metrics and compute_fitted
     trained = trainer.train(resume_from_checkpoint=prepared.resumption.path)
-    trainer.compute_metrics = compute_metrics
     seconds = time.perf_counter() - started
     trainer.require_finite()
     if trainer.args.load_best_model_at_end and not trainer.state.best_global_step:
