@@ -215,10 +215,8 @@ def difference(
 
 
 def _error(replicates: np.ndarray) -> float:
-    count = len(replicates) - 1
-    if count:
-        return float(np.sqrt((count - 1) * replicates[1:].var()))
-    return 0.0
+    groups = len(replicates) - 1
+    return float(np.sqrt((groups - 1) * replicates[1:].var()))
 
 
 def _bias(replicates: np.ndarray) -> float:
@@ -247,8 +245,9 @@ def shares(hits: Any, rows: Any) -> list[Estimate]:
     has no rows.
     """
     hits, rows = np.asarray(hits, dtype=np.float64), np.asarray(rows, dtype=np.float64)
-    values = hits / np.maximum(rows, 1)
-    low, high = wilson(values, np.maximum(rows, 1))
+    divisors = np.maximum(rows, 1)
+    values = hits / divisors
+    low, high = wilson(values, divisors)
     columns = zip(values.tolist(), low.tolist(), high.tolist(), rows.tolist(), strict=True)
     return [Estimate(*ends) if count else Estimate(0.0, 0.0, 1.0) for *ends, count in columns]
 

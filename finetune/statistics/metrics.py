@@ -255,14 +255,14 @@ def describe_classes(rows: NamedRows) -> dict[str, Any]:
 
     Areas are left out if no row, or every row, has the class.
     """
-    true = rows.tallies[1][0]
+    supports = rows.supports.tolist()
     scores = _score_classes(rows)
     areas = {"roc_area": ROC} if rows.kind == "classes" else {}
     areas |= {"pr_area": PRECISION}
     table: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(rows.names):
         table[name] = {score: asdict(column[number]) for score, column in scores.items()}
-        fewer = min(true[number], len(rows) - true[number])
+        fewer = min(supports[number], len(rows) - supports[number])
         if fewer:
             for area, curve in areas.items():
                 limit = 0
@@ -270,5 +270,5 @@ def describe_classes(rows: NamedRows) -> dict[str, Any]:
                     limit = 2 * fewer
                 score = estimates.estimate(rows.areas[curve][:, number], SHARE, limit)
                 table[name][area] = asdict(score)
-        table[name]["support"] = int(true[number])
+        table[name]["support"] = supports[number]
     return table
