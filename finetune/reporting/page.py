@@ -108,8 +108,9 @@ def _label_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
         )
     examples = []
     for index in mistakes.farthest(rows)[:_MAX_MISTAKES]:
-        names = [", ".join(table[name].iloc[index]) or "none" for name in (LABEL, PREDICTION)]
-        examples.append((index, list(map(Cell, names))))
+        row = table.iloc[index]
+        texts = [run.kind.describe(row, name) for name in (LABEL, PREDICTION)]
+        examples.append((index, list(map(Cell, texts))))
     return [tables.classes(run.statistics), note, _examples(table, "labels predicted", examples)]
 
 

@@ -151,8 +151,8 @@ def ranking(predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]]) -> 
     plots = []
     has_enough = np.minimum(supports, len(predicted) - supports) >= _MIN_ROWS_OF_CLASS
     numbers = np.flatnonzero(has_enough).tolist()
-    if len(names) == 2:
-        numbers = [1] if has_enough.all() else []
+    if len(names) == 2:  # either both have enough rows, or none
+        numbers = numbers[1:]
     if not numbers:
         return []
     for area, measure in AREAS.items():
