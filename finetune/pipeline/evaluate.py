@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 
 from finetune.data import columns, memory
 from finetune.data.digests import fingerprint, seen_in
@@ -211,7 +211,10 @@ def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str])
         reason = str(error).partition("\n")[0]
         notes.append(f"cannot check whether the model was trained on some of these rows: {reason}")
         return None
-    count = int(seen_in(rows, recipe.splits["train"], recipe.input_column).sum())
+    trained_on = recipe.splits["train"]
+    if run.manifest.arguments.get("final_epochs"):
+        trained_on = concatenate_datasets([trained_on, recipe.splits["validation"]])
+    count = int(seen_in(rows, trained_on, recipe.input_column).sum())
     if count:
         notes.append(
             f"the model was trained on {count:,} of the {counted(len(rows), 'row')} evaluated, so "

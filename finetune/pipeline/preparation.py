@@ -183,6 +183,8 @@ def with_epochs(settings: Settings, epochs: float) -> Settings:
 def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:
     """Return new settings, with the numbers of a resumed run that are unset in this command."""
     names = defaults.unset_names(settings.recipe, settings.training)
+    if settings.training.get("final_epochs") is None:
+        names.append("final_epochs")
     stored = {name: value for name, value in resumed.configuration.items() if name in names}
     if ignores_warmup(settings.values):  # if it were typed, it would be refused
         stored.pop("warmup_steps", None)

@@ -10,16 +10,27 @@ import dataclasses
 import gc
 import io
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from datasets import DatasetDict, concatenate_datasets
 from scipy.special import expit
-from transformers import EvalPrediction, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import (
+    EvalPrediction,
+    IntervalStrategy,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    set_seed,
+)
+from transformers.trainer_utils import SaveStrategy
 
 from finetune.config.settings import Settings
 from finetune.data.encoding import COLUMN
@@ -205,12 +216,7 @@ def _build_trainer(prepared: Prepared) -> tuple[Trainer, Recipe]:
     trainer = build_trainer(recipe, prepared.settings.arguments, load_model)
     trainer.configuration = prepared.configuration
     trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
-    trainer.remove_callback(PrinterCallback)
-    if trainer.pop_callback(ProgressCallback) is not None:
-        trainer.add_callback(Bar())
-    trainer.callback.take = lambda state, values: emit(
-        Logged(state.global_step, state.max_steps, values)
-    )
+    _emit_logs(trainer)
     assert trainer.model is not None
     if has_adapter(recipe) and not hasattr(trainer.model, "merge_adapter"):
         raise UserError("--adapter lora: adapt() of the recipe must return super().adapt(...)")
@@ -224,6 +230,16 @@ def _build_trainer(prepared: Prepared) -> tuple[Trainer, Recipe]:
         )
         recipe = recipe.with_values(kind=dataclasses.replace(recipe.kind, thresholds="none"))
     return trainer, recipe
+
+
+def _emit_logs(trainer: Trainer) -> None:
+    """Let a trainer emit its logs as events, and not print them."""
+    trainer.remove_callback(PrinterCallback)
+    if trainer.pop_callback(ProgressCallback) is not None:
+        trainer.add_callback(Bar())
+    trainer.callback.take = lambda state, values: emit(
+        Logged(state.global_step, state.max_steps, values)
+    )
 
 
 def _score_as_saved(trainer: Trainer, task: Task[Any]) -> None:
@@ -270,6 +286,7 @@ def _train_and_predict(
         activity.say(f"no evaluation has a number for {name}: the model of the last step is saved")
     layer = None
     thresholds = None
+    is_final = False
     if has_adapter(recipe):  # in place; checkpoints stay the same
         trainer.model.merge_adapter()  # type: ignore[operator, union-attr]
     try:
@@ -283,8 +300,17 @@ def _train_and_predict(
             validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
             # the probabilities that the shift moves to one half
             thresholds = dict(zip(task.labels, expit(-shift).tolist(), strict=True))
+        if trainer.args.final_epochs and not is_trial:
+            if layer is not None:
+                layer.load_state_dict(weights)
+            is_final = True
+            _train_on_all_rows(trainer, recipe)
+            if layer is not None and shift is not None:
+                head.fold(layer, np.ones(task.width), shift)
         test = None if is_trial else trainer.predict(recipe.prepared["test"])
     except Stopped:
+        if is_final:  # a resumed run trains these epochs again, from the last checkpoint
+            raise
         if layer is not None:  # a resumed run fits and folds again
             layer.load_state_dict(weights)
         if not trainer.args.load_best_model_at_end:  # else the best weights have replaced the last
@@ -310,6 +336,50 @@ def _train_and_predict(
     if is_trial:
         return (validation, outcome)
     return (validation, test, thresholds, outcome)
+
+
+def _train_on_all_rows(trainer: Trainer, recipe: Recipe) -> None:
+    """Train the model for ``--final_epochs`` on training and validation rows, without evaluations
+    and checkpoints.
+
+    Raises:
+        Stopped: In every process, if a signal arrived.
+    """
+    arguments = copy.copy(trainer.args)
+    directory = (
+        Path(str(arguments.output_dir)) / "final"
+    )  # for the checkpoint that a signal asks for
+    changes: dict[str, Any] = {
+        "output_dir": str(directory),
+        "num_train_epochs": arguments.final_epochs,
+        "max_steps": -1,
+        "eval_strategy": IntervalStrategy.NO,
+        "save_strategy": SaveStrategy.NO,
+        "load_best_model_at_end": False,
+        "report_to": [],
+        "profile": None,
+    }
+    for name, value in changes.items():
+        setattr(arguments, name, value)
+    splits = recipe.splits
+    rows = concatenate_datasets([splits["train"], splits["validation"]])
+    loaded = dataclasses.replace(recipe.loaded, splits=DatasetDict({**splits, "train": rows}))
+    on_all_rows = dataclasses.replace(recipe).with_values(loaded=loaded)
+    activity.say(
+        f"training {arguments.final_epochs:g} epochs on training and validation rows, "
+        f"{len(rows):,} in all"
+    )
+    features = distributed.main_process_first(lambda: on_all_rows.prepared)
+    on_all_rows = on_all_rows.with_values(prepared=features)
+    set_seed(arguments.seed + arguments.process_index)
+    final = Trainer(args=arguments, **on_all_rows.trainer_kwargs(trainer.model, arguments))
+    _emit_logs(final)
+    try:
+        final.train()
+        final.require_finite()
+    finally:
+        if arguments.should_save:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 @dataclass

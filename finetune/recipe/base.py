@@ -57,6 +57,7 @@ class Loaded:
     task: Task[Any]
     facts: Facts
     tested_in: str = "test"  # the split of the source that has the test rows
+    validated_in: str = "validation"  # the one that has the validation rows
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(option,))
@@ -367,7 +368,8 @@ class Recipe(RecipeOptions):
             thresholds=getattr(self, "thresholds", "none"),
             target_names=facts.label_columns if len(facts.label_columns) > 1 else (),
         )
-        return Loaded(splits, task, copy.copy(facts), "test" if "test" in source else "train")
+        origins = {name: name if name in source else "train" for name in ("test", "validation")}
+        return Loaded(splits, task, copy.copy(facts), origins["test"], origins["validation"])
 
     @property
     def splits(self) -> DatasetDict:

@@ -27,6 +27,8 @@ _WARMUP, _MIN_STEPS_TO_WARM = 0.1, 10  # with fewer --max_steps, a step of a ten
 #: that these validation rows choose.
 _MIN_VALIDATION_ROWS, _MIN_ROWS_OF_CLASS = 100, 30
 _BEST = "load_best_model_at_end"
+#: Where rows are few, epochs at the end in which the validation rows are trained on, too.
+_FINAL, _FINAL_EPOCHS = "final_epochs", 3.0
 
 
 def resolve(
@@ -61,7 +63,8 @@ def resolve(
 
 def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
     """Return the names in :data:`SCHEDULE` that neither the recipe nor the user sets, and
-    ``load_best_model_at_end`` if the rows are few and nobody asks for the best epoch.
+    ``load_best_model_at_end`` and ``final_epochs`` if the rows are few and nobody asks for the best
+    epoch.
 
     The values of a recipe are for its own model: with another ``--model`` they are not used. A
     recipe with a learning rate has no warm-up unless it says so.
@@ -82,7 +85,17 @@ def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
     is_asked = is_asked or values.get("early_stopping_patience") is not None
     if not is_asked and _has_few_rows(recipe):
         names.append(_BEST)
+        if values.get(_FINAL) is None and _may_use_validation_rows(recipe, values):
+            names.append(_FINAL)
     return names
+
+
+def _may_use_validation_rows(recipe: Any, values: Mapping[str, Any]) -> bool:
+    """Return whether a table of defaults may train on the validation rows, after their scores."""
+    is_length_open = values.get("num_train_epochs") is None and values.get("max_steps", -1) <= 0
+    is_open = is_length_open and values.get("max_minutes") is None and not values.get("fsdp")
+    has_adapter = getattr(recipe, "adapter", None) is not None
+    return is_open and not has_adapter and recipe.loaded.validated_in == "train"
 
 
 def _has_few_rows(recipe: Recipe) -> bool:
@@ -125,6 +138,7 @@ def with_schedule(
         resolved["warmup_steps"] = 0
     if "num_train_epochs" in names:  # those of the table, which end well without a choice
         resolved[_BEST] = False
+    resolved[_FINAL] = _FINAL_EPOCHS
     return defaults | {name: value for name, value in resolved.items() if name in names}
 
 
@@ -150,5 +164,10 @@ def describe(recipe: Recipe, values: Mapping[str, Any], typed: Mapping[str, Any]
         sentences.append(
             f"the model of the last epoch is saved: {rows:,} training and {count:,} validation "
             f"rows are too few to choose the best one (--{_BEST} true chooses)"
+        )
+    if _FINAL in names:
+        sentences.append(
+            f"{_FINAL} {values[_FINAL]:g}: after the scores on the validation rows, the model is "
+            f"trained on them, too, because rows are few (--{_FINAL} 0 does not)"
         )
     return sentences

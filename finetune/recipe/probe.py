@@ -105,6 +105,10 @@ def _fit(
     if loss > LOSS_SHARE * constant_loss:
         losses = f"its validation loss is {loss:.3g}, and {constant_loss:.3g} without inputs"
         return None, f"random weights, because {name} predicts little: {losses}"
+    if (documents := encoding.documents_of(recipe.prepared["validation"])) is not None:
+        documents = documents[validation_rows]
+        outputs = encoding.pooled(outputs, documents, getattr(recipe, "pooling", "mean"))
+        labels = labels[np.unique(documents, return_index=True)[1]]
     scores = recipe.compute_metrics(EvalPrediction(outputs.astype(np.float32), labels))
     score, value = next(iter(scores.items()), ("loss", loss))
     if task.has_probabilities:
