@@ -280,8 +280,8 @@ MUTATIONS = (
     Mutation(
         "evaluate counts the rows that were tested on as those that were trained on",
         "finetune/pipeline/evaluate.py",
-        'seen_in(rows, recipe.splits["train"], recipe.input_column)',
-        'seen_in(rows, recipe.splits["test"], recipe.input_column)',
+        'trained_on = recipe.splits["train"]',
+        'trained_on = recipe.splits["test"]',
         ("E5",),
     ),
     Mutation(

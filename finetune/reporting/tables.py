@@ -169,9 +169,12 @@ def scores(run: Run) -> Table:
     """Return a table of the scores of a run, of the baselines, and the differences to them."""
     statistics = run.statistics
     names = run.headline
+    validated = "on validation rows"
+    if run.manifest.arguments.get("final_epochs"):
+        validated += ", before they were trained on"
     rows = [
         score_row("fine-tuned", statistics.metrics, names),
-        score_row("on validation rows", run.metrics.validation, names),
+        score_row(validated, run.metrics.validation, names),
     ]
     for baseline, values in run.metrics.baseline.items():
         gaps = statistics.beyond.get(baseline, {})
