@@ -64,11 +64,13 @@ def parse_split_names(text: str | None) -> dict[str, str]:
     """Return the value of ``--dataset_splits`` as a dict from split to its name in the source.
 
     Raises:
-        UserError: If the value is not ``SPLIT=NAME,SPLIT=NAME``.
+        UserError: If the value is not ``SPLIT=NAME,SPLIT=NAME`` with each split once.
     """
-    names = dict(split_pairs(text or ""))
-    if not (names.keys() <= set(SPLITS) and all(names.values())) or names.get("train") == NONE:
-        expected = "train=NAME, validation=NAME or test=NAME (NAME none: not read)"
+    pairs = split_pairs(text or "")
+    names = dict(pairs)
+    is_known = names.keys() <= set(SPLITS) and all(names.values()) and len(names) == len(pairs)
+    if not is_known or names.get("train") == NONE:
+        expected = "train=NAME, validation=NAME or test=NAME, each once (NAME none: not read)"
         raise UserError(f"--dataset_splits {text}: expected {expected}, separated by commas")
     return names
 

@@ -301,6 +301,7 @@ def test_splits_of_other_names_are_named_by_a_flag(tmp_path: Path) -> None:
     splits = text_recipe(tmp_path, dataset_splits="validation=dev,test=none").load()
     sizes = {name: rows_of(split) for name, split in splits.items()}
     assert sizes == {"train": ROWS, "validation": ROWS[:3]}
+    assert "each once" in refusal(text_recipe(tmp_path, dataset_splits="test=dev,test=test"))
     write_files(tmp_path, val=encode_rows(".csv"))
     message = refusal(text_recipe(tmp_path))
     assert "dev, val" in message
