@@ -51,7 +51,7 @@ def prepare(settings: Settings) -> Settings:
         raise UserError("--long_texts windows: this loop does not pool the windows of a text")
     if len(settings.recipe.prepared["train"]) < settings.values.global_batch_size:
         raise UserError("--global_batch_size: expected at most the number of training rows")
-    return dataclasses.replace(settings)  # some defaults depend on the task, known by now
+    return dataclasses.replace(settings, is_loaded=True)  # some defaults depend on the rows
 
 
 def train(settings: Settings) -> tuple[list[float], dict[str, float]]:

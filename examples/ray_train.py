@@ -40,8 +40,7 @@ def train(config: dict[str, Any]) -> dict[str, float]:
 
 def prepare(settings: Settings) -> Any:
     """Return the recipe when its data is loaded and tokenized."""
-    _ = settings.recipe.prepared
-    return settings.recipe
+    return settings.recipe.with_values(prepared=settings.recipe.prepared)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ prints a :class:`UserError` on rank 0, without a traceback, and exits with statu
 
 import contextlib
 import difflib
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -57,6 +58,8 @@ class Pruned(RunError):
     status = "pruned"
 
 
+#: Returns the place of each row of a split, as a noun and a number or a file.
+FindPlaces = Callable[[str, Sequence[int]], list[tuple[str, int | str]]]
 Severity = Literal["error", "warning", "info"]
 
 
@@ -109,6 +112,17 @@ class Finding:
         return {key: value for key, value in vars(self).items() if key not in ("rows", "suspects")}
 
 
+@dataclass
+class Facts:
+    """What the steps of a recipe found out beside the rows that they return."""
+
+    label_columns: Sequence[str] = ("label",)  # the user's names
+    unmapped_labels: Sequence[str] = ()  # in --label_map, but not in the data
+    task_reason: str = ""  # the reason for the task, if the labels decide it
+    split_how: str = ""  # how rows were split, for people
+    corrections: Sequence[dict[str, Any]] = ()  # of each file of corrections
+
+
 class Findings:
     """All findings about the data and the options of a recipe.
 
@@ -116,13 +130,15 @@ class Findings:
 
     Attributes:
         findings: The findings in the order they were added, without repeats.
-        locate: Returns file and lines, e.g. ``a.csv, lines 3, 7``, for a split and row numbers.
+        facts: What the steps found out beside the rows that they return.
+        find_places: Returns the place of each row, e.g. ``("line", 3)``, for a split and numbers.
     """
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
         self._block_start = 0  # index of the first finding of the current `collect` block
-        self.locate: Callable[[str, Sequence[int]], str] = row_numbers
+        self.facts = Facts()
+        self.find_places: FindPlaces = row_places
 
     def add(self, *findings: Finding) -> None:
         """Add findings, without those whose name, split and message are already in the report."""
@@ -176,19 +192,37 @@ class Findings:
     def text(self, finding: Finding, *, fix: bool = True) -> str:
         """Return a finding as text: ``MESSAGE: a.csv, line 3; FIX``."""
         message = finding.message
-        if len(finding.rows) and (place := self.locate(finding.split, finding.rows)):
-            message += f": {place}"
+        if len(finding.rows):
+            message += f": {locate(self.find_places, finding.split, finding.rows)}"
         if fix and finding.fix:
             message += f"; {finding.fix}"
         return message
 
 
-def row_numbers(split: str, rows: Sequence[int]) -> str:
-    """Return row numbers as text, counted from 1: ``rows 1, 5``; used where no file is known."""
-    noun = "row"
-    if len(rows) > 1:
-        noun = "rows"
-    return f"{noun} {list_first([row + 1 for row in rows[: SHOWN_PLACES + 1]], SHOWN_PLACES)}"
+def row_places(split: str, rows: Sequence[int]) -> list[tuple[str, int | str]]:
+    """Return the place of each row as its number, from 1; used where no file is known."""
+    return [("row", row + 1) for row in rows]
+
+
+def locate(find_places: FindPlaces, split: str, rows: Sequence[int]) -> str:
+    """Return the places of the first few rows as text, e.g. ``lines 5, 9`` or ``a.csv line 3``.
+
+    Args:
+        find_places: Returns the place of each row.
+        split: The split of the rows.
+        rows: The row numbers, from 0.
+    """
+    groups = []
+    places = find_places(split, rows[:SHOWN_PLACES])
+    for noun, group in itertools.groupby(places, key=lambda place: place[0]):
+        numbers = [str(number) for _, number in group]
+        if len(numbers) > 1:
+            noun += "s"
+        groups.append(f"{noun} {', '.join(numbers)}")
+    listed = "; ".join(groups)
+    if len(rows) > SHOWN_PLACES:
+        listed += ", ..."
+    return listed
 
 
 def list_first(items: Sequence[object], count: int) -> str:

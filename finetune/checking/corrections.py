@@ -22,7 +22,7 @@ from finetune.data import targets
 from finetune.data.labels import list_names, parse_list, parse_number
 from finetune.data.read import existing
 from finetune.data.sources import Source
-from finetune.errors import Findings, UserError, counted
+from finetune.errors import Findings, UserError, counted, locate
 from finetune.runtime.formats import escape_formula
 
 #: The ``new_label`` that removes a row.
@@ -117,15 +117,16 @@ def _find_changes(
     """Return the new labels by their index in ``data``; None for rows to leave out."""
     mistakes = []
 
-    def locate(numbers: pd.Series) -> str:
-        return f"{flag} {path}, {Source(str(path)).locate('train', numbers.unique().tolist())}"
+    def place(numbers: pd.Series) -> str:
+        places = locate(Source(str(path)).find_places, "train", numbers.unique().tolist())
+        return f"{flag} {path}, {places}"
 
     # a spreadsheet may change a text, but not to that of another row
     text_digests = lines["text"].map(text_digest)
     is_moved = (text_digests != lines["digest"]) & text_digests.isin(data["digest"])
     if is_moved.any():
         mistakes.append(
-            f"{locate(lines.index[is_moved].to_series())}: 'text' is that of another row than "
+            f"{place(lines.index[is_moved].to_series())}: 'text' is that of another row than "
             "'digest': sort all columns together, or none"
         )
     lines = lines.drop(columns="text").reset_index(names="line").rename(columns={"label": "text"})
@@ -139,7 +140,7 @@ def _find_changes(
     unmatched = pairs[~is_found & ((pairs["new_label"] != "") | (flag == "--exclude"))]
     if not unmatched.empty:
         mistakes.append(
-            f"{locate(unmatched['line'])}: not in the data with this 'split', 'digest' and 'label' "
+            f"{place(unmatched['line'])}: not in the data with this 'split', 'digest' and 'label' "
             f"({list_names(list(unmatched['text'].unique()))}): edit only 'new_label', use the "
             "file made from this data, or remove the line"
         )
@@ -148,14 +149,14 @@ def _find_changes(
         cell, *other_cells = requests["new_label"].unique()
         if other_cells and flag == "--relabel":
             mistakes.append(
-                f"{locate(requests['line'])} stand for the same content and label: give them the "
+                f"{place(requests['line'])} stand for the same content and label: give them the "
                 "same 'new_label', or remove a line"
             )
         try:
             if cell or flag == "--exclude":
                 changes[row] = _parse_label(cell, train) if flag == "--relabel" else None
         except UserError as error:
-            mistakes.append(f"{locate(requests['line'].head(1))}: {error}")
+            mistakes.append(f"{place(requests['line'].head(1))}: {error}")
     if mistakes:
         raise UserError(*dict.fromkeys(mistakes))
     return pd.Series(changes, dtype=object)

@@ -96,9 +96,7 @@ def _describe_rows(
     if "text" in rows.column_names:
         texts = rows["text"]
     keys = row_digests(rows, recipe.input_column)
-    places: list[tuple[str, int | str]] = [("row", number + 1) for number in numbers]
-    if recipe.row_source is not None:
-        places = recipe.row_source.find_places(split, numbers)
+    places = recipe.report.find_places(split, numbers)
     lines = []
     values = zip(numbers, texts, rows["label"], user_rows, keys, places, strict=True)
     for number, text, label, user_row, digest, (noun, place) in values:

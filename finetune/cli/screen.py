@@ -34,7 +34,6 @@ def _print_start(event: events.Started) -> None:
     settings = event.settings
     arguments = event.arguments
     recipe = settings.recipe
-    splits = recipe.splits
     model = "built by the recipe"
     if base := getattr(recipe, "model", None):
         model = sources.Source(base).describe()
@@ -47,20 +46,21 @@ def _print_start(event: events.Started) -> None:
         model += f", {total:,} parameters"
         if trained < total:
             model += f", {trained:,} of them trained"
-    task = recipe.kind.name.replace("_", " ")
-    if recipe.task_reason:
-        task += f" ({recipe.task_reason})"
+    loaded = recipe.loaded
+    task = loaded.task.name.replace("_", " ")
+    if loaded.facts.task_reason:
+        task += f" ({loaded.facts.task_reason})"
     texts = long_texts = ""
     if getattr(recipe, "text_columns", ""):
         texts = ", ".join(recipe.columns_read())
-    if isinstance(recipe, TextRecipe):
-        long_texts = _long_texts(recipe)
+    if isinstance(recipe, TextRecipe) and recipe.windows is None and recipe.token_sample:
+        long_texts = recipe.token_sample.describe_lengths(recipe.token_limit)
     facts: dict[str, str | list[str]] = {
         "data": [sources.Source(recipe.dataset).describe(), *recipe.notes],
-        "rows": ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items()),
-        "splits": recipe.split_how,
+        "rows": ", ".join(f"{len(rows):,} {name}" for name, rows in loaded.splits.items()),
+        "splits": loaded.facts.split_how,
         "task": task,
-        "labels": recipe.kind.balance(targets.values(splits["train"])),
+        "labels": loaded.task.balance(targets.values(loaded.splits["train"])),
         "texts": texts,
         "long texts": long_texts,
         "model": model,
@@ -118,13 +118,6 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
         return [line]
     torchrun = f"torchrun --nproc_per_node={devices} {command.removeprefix('python ')}"
     return [line, f"faster: {torchrun}; to use one GPU only: CUDA_VISIBLE_DEVICES=0"]
-
-
-def _long_texts(recipe: TextRecipe) -> str:
-    sample = recipe.token_sample if recipe.windows is None else None
-    if sample is not None:
-        return sample.describe_lengths(recipe.max_length)
-    return ""
 
 
 def _batch_sizes(arguments: FinetuneArguments) -> str:

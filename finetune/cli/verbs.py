@@ -158,7 +158,7 @@ def check(words: Sequence[str]) -> int:
         if not typed.json:
             raise
         mistakes = [Finding(name="refused", severity="error", message=m) for m in error.mistakes]
-        result = checking.Check(findings=mistakes, splits={})
+        result = checking.Check(findings=mistakes)
     if typed.json:
         verdict = {0: "ok", 2: "error", 3: "warning"}[result.status]
         facts = {"schema": 2, "status": result.status, "verdict": verdict, **asdict(result)}

@@ -51,6 +51,7 @@ class Settings:
     command: str  # the command that starts this run, for people
     hub_token: str | None = dataclasses.field(repr=False)  # in no other attribute but `typed`
     typed: Any = dataclasses.field(default=(), repr=False)  # the flags, or the options of Python
+    is_loaded: bool = False  # whether values follow from the rows of the recipe
 
     @classmethod
     def from_command_line(cls, recipe: str, flags: Sequence[str]) -> Settings:
@@ -179,7 +180,8 @@ class Settings:
         """
         from finetune.training.arguments import argument_values
 
-        return argument_values(self.recipe.training_defaults(self.training), self.training)
+        defaults = self.recipe.training_defaults(self.training, is_loaded=self.is_loaded)
+        return argument_values(defaults, self.training)
 
     @functools.cached_property
     def arguments(self) -> FinetuneArguments:

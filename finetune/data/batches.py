@@ -6,7 +6,6 @@ run see the same pixels.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +79,6 @@ class Collator:
 
     processor: BaseImageProcessor
     augmentation: Augmentation
-    targets: Callable[[list[Any]], np.ndarray]
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Return the batch; raise a ``UserError`` if processed images differ in size."""
@@ -90,7 +88,7 @@ class Collator:
             raise UserError(f"{name} returns images of several sizes: expected do_resize: true")
         return {
             "pixel_values": torch.from_numpy(np.stack(pixels)),
-            "labels": torch.from_numpy(self.targets([row["label"] for row in rows])),
+            "labels": torch.tensor([row["label"] for row in rows]),
         }
 
     def _pixels(self, row: dict[str, Any]) -> np.ndarray:

@@ -203,9 +203,12 @@ class Windows:
         self.encoder = encoder
         self.room = encoder.max_length - encoder.special_tokens  # tokens of text
         self.shared = min(encoder.max_length // 4, self.room - 1) if stride is None else stride
+
+    def require_stride(self) -> None:
+        """Raise a ``UserError`` if there is no room for the shared tokens."""
         if not 0 <= self.shared < self.room:
-            limit = f"expected 0 to {self.room - 1} with --max_length {encoder.max_length}"
-            raise UserError(f"--stride {stride}: {limit}")
+            limit = f"expected 0 to {self.room - 1} with --max_length {self.encoder.max_length}"
+            raise UserError(f"--stride {self.shared}: {limit}")
 
     def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Columns]]:
         """Yield for each window the number of its text, and the tokenized row."""

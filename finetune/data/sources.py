@@ -4,7 +4,6 @@ A :class:`Source` returns its splits with all columns, and numbers their rows in
 """
 
 import functools
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from finetune.data.prediction_columns import set_aside
 from finetune.data.read import read_file
 from finetune.data.read_text import ReadOptions
 from finetune.data.stored_files import folder_columns
-from finetune.errors import SHOWN_PLACES, Findings, UserError
+from finetune.errors import Findings, UserError, row_places
 from finetune.runtime import hub
 
 #: ``datasets`` names the folder of a cached data set after its commit on the Hub.
@@ -115,30 +114,14 @@ class Source:
             report.info(fact)
         return number_rows(set_aside(DatasetDict(splits), [ROW]))
 
-    def locate(self, split: str, rows: Sequence[int]) -> str:
-        """Return the places of the first few rows, e.g. ``lines 5, 9`` or ``a.csv line 3``.
-
-        ``rows`` are row numbers from 0; rows in memory are named as ``position 0``.
-        """
-        groups = []
-        places = self.find_places(split, rows[:SHOWN_PLACES])
-        for noun, group in itertools.groupby(places, key=lambda place: place[0]):
-            numbers = [str(number) for _, number in group]
-            if len(numbers) > 1:
-                noun += "s"
-            groups.append(f"{noun} {', '.join(numbers)}")
-        listed = "; ".join(groups)
-        if len(rows) > SHOWN_PLACES:
-            listed += ", ..."
-        return listed
-
     def find_places(self, split: str, rows: Sequence[int]) -> list[tuple[str, int | str]]:
-        """Return the place of each row, e.g. ``("line", 5)``; ``rows`` are in any order."""
+        """Return the place of each row, e.g. ``("line", 5)``; rows in memory are named as
+        ``position 0``. ``rows`` are row numbers from 0, in any order."""
         if self.kind == "memory":
             return [("position", row) for row in rows]
         paths = self.files.files.get(split) if self.kind == "local" else None
         if not paths:
-            return [("row", row + 1) for row in rows]
+            return row_places(split, rows)
         if self.files.kind != "tables":
             return [("file", str(paths[row])) for row in rows]
         places: dict[int, tuple[str, int | str]] = {}

@@ -155,7 +155,6 @@ def load_classifier(
     model: str,
     labels: Sequence[str],
     revision: str | None = None,
-    problem_type: ProblemType | None = None,
     *,
     reads_images: bool = False,
     hidden_dropout: float | None = None,
@@ -170,7 +169,6 @@ def load_classifier(
         labels: The names of the outputs; if empty, there is one output without a name. A head that
             was trained for the same names is continued, any other is replaced.
         revision: Commit, tag or branch on the Hub; None for the newest.
-        problem_type: The kind of labels; None for that of the configuration.
         reads_images: Whether it is an image model. The arguments below are for texts only.
         hidden_dropout: Probability, or None for that of the configuration.
         attention_dropout: Probability, or None for that of the configuration.
@@ -187,7 +185,6 @@ def load_classifier(
     trained = families.outputs_of_head(config)
     config.id2label = dict(enumerate(labels))
     config.label2id = {name: index for index, name in enumerate(labels)}
-    config.problem_type = problem_type or config.problem_type
     auto: Any = AutoModelForImageClassification  # has no type annotations
     if model == _SMALL_VIT:
         small: PreTrainedModel = auto.from_config(config)

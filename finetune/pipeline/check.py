@@ -32,7 +32,8 @@ class Check:
     """The result of a check."""
 
     findings: Sequence[Finding]  # the worst first; their messages name file and line
-    splits: dict[str, SplitFacts]  # as a training would use them; empty if the data is unreadable
+    #: As a training would use them; empty if the data is unreadable.
+    splits: dict[str, SplitFacts] = field(default_factory=dict)
     task: str = ""  # e.g. `single_label`; empty if the data is unreadable
     steps: int | None = None  # optimizer steps; None if not known without training or all texts
     command: str = ""  # the command that starts the training
@@ -86,36 +87,32 @@ def check_settings(settings: Settings, progress: Progress = ignore, *, deep: boo
         with report.collect():
             require_packages("--deep", "datasketch", "py3langid")
     with reporting(progress):
-        values = preparation.load_and_check(settings)
-        is_read = "splits" in vars(recipe)
-        if is_read and values is not None and not report.sentences("error"):
+        settings = preparation.load_and_check(settings)
+        if settings.is_loaded and not report.sentences("error"):
             with report.collect():
-                in_windows = isinstance(recipe, TextRecipe) and recipe.long_texts == "windows"
+                in_windows = getattr(recipe, "long_texts", "cut") == "windows"
                 if isinstance(recipe, TextRecipe) and recipe.token_sample and not in_windows:
-                    recipe.token_sample.report_lengths(recipe.max_length, report)
+                    recipe.token_sample.report_lengths(recipe.token_limit, report)
+                values = settings.values
                 by_length = values.train_sampling_strategy == "group_by_length"
                 if not (in_windows or by_length or values.max_minutes):
-                    with_table = replace(settings)  # and the rates and epochs of the rows
-                    steps = preparation.count_steps(with_table, recipe.splits["train"])
-        if deep and is_read and not report.sentences("error"):
+                    steps = preparation.count_steps(settings, recipe.splits["train"])
+        if deep and settings.is_loaded and not report.sentences("error"):
             columns = recipe.columns_read()
             plan = recipe.split_plan()
             check_deep(recipe.source, recipe.splits, recipe.input_column, columns, plan, report)
         elif deep:
             report.info("--deep was skipped: first fix the errors", name="deep")
-    task = ""
-    splits = {}
-    if is_read:
-        task = recipe.kind.name
-        for name, rows in recipe.splits.items():
-            splits[name] = _count_rows(rows)
+    facts: dict[str, Any] = {}
+    if settings.is_loaded:
+        loaded = recipe.loaded
+        facts = {"task": loaded.task.name, "split_how": loaded.facts.split_how}
+        facts["splits"] = {name: _count_rows(rows) for name, rows in loaded.splits.items()}
     return Check(
         findings=_sort_findings(report),
-        splits=splits,
-        task=task,
         steps=steps,
         command=settings.command,
-        split_how=recipe.split_how,
+        **facts,
     )
 
 

@@ -15,7 +15,6 @@ from finetune.data.digests import fingerprint
 from finetune.errors import counted
 from finetune.models.pretrained import commit
 from finetune.recipe import scoring
-from finetune.recipe.options import option_values
 from finetune.rules.devices import uses_fsdp
 from finetune.runs import provenance
 from finetune.runs.records import Data, Launch, Manifest
@@ -68,7 +67,7 @@ def describe_configuration(settings: Settings) -> dict[str, Any]:
     """
     recipe = settings.recipe
     file = Path(settings.name)  # absolute for a recipe file of the user
-    options = option_values(recipe)
+    options = recipe.resolved_options()
     for name in _FREE_OPTIONS:
         options.pop(name, None)
     model = str(options.get("model") or "")
@@ -115,7 +114,7 @@ def describe_run(settings: Settings, configuration: dict[str, Any]) -> Manifest:
     """
     recipe = settings.recipe
     arguments = settings.arguments
-    options = option_values(recipe)
+    options = recipe.resolved_options()
     dataset = Path(recipe.dataset).expanduser()
     if recipe.dataset and dataset.exists():  # so that it is found from any directory
         options["dataset"] = str(dataset.resolve())
@@ -138,10 +137,10 @@ def describe_run(settings: Settings, configuration: dict[str, Any]) -> Manifest:
             fingerprint=configuration["data"],
             notes=list(recipe.notes),
             findings=[finding.facts for finding in recipe.report.findings],
-            tested_in="test" if "test" in recipe.source else "train",
-            corrections=list(recipe.corrections),
+            tested_in=recipe.loaded.tested_in,
+            corrections=list(recipe.loaded.facts.corrections),
             revision=sources.find_commit(recipe.splits["train"]),
-            split_how=recipe.split_how,
+            split_how=recipe.loaded.facts.split_how,
         ),
         launch=Launch(
             parallel_mode=parallel_mode(arguments),

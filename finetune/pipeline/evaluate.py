@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 
 from finetune.data import columns, memory
 from finetune.data.digests import fingerprint, seen_in
@@ -19,6 +19,7 @@ from finetune.pipeline.events import Progress, ignore, reporting
 from finetune.pipeline.results import assess, scores
 from finetune.predicting import Options
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
+from finetune.recipe.base import Loaded
 from finetune.recipe.run import Run
 from finetune.runtime import distributed, formats, hub
 from finetune.statistics.results import Statistics
@@ -107,8 +108,7 @@ def evaluate(
         hub.require(options)
         if data is None:
             _require_same_data(run, recipe)
-            _ = recipe.prepared
-            return recipe, None, notes
+            return recipe.with_values(prepared=recipe.prepared), None, notes
         try:
             evaluated = _read_rows(run, data, recipe, reading, notes)
         except UserError as error:
@@ -119,11 +119,11 @@ def evaluate(
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
         evaluated, rows_trained_on, notes = distributed.main_process_first(prepare)
         trainer = build_trainer(
-            lambda _: evaluated.trainer_kwargs(
+            evaluated,
+            values.build(),
+            lambda: (
                 SessionModule(session) if session else evaluated.load_model(run.path, run.labels)
             ),
-            values.build(),
-            evaluated.adapt,
         )
         output = trainer.predict(evaluated.prepared["test"])
         distributed.leave_process_group()
@@ -171,14 +171,13 @@ def _read_rows(
         notes.append(f"evaluated the {other_split or split} split")
     if not len(rows := dataset[split]):
         raise UserError("expected one labelled row or more, found no rows")
-    rows = run.kind.match_labels(rows, split, source.report)
+    rows = recipe.kind.match_labels(rows, split, source.report)
     # weights are for training, and the data may lack a class that has one
-    evaluated = replace(recipe, class_weights="none")
-    evaluated.splits = DatasetDict(dict.fromkeys(SPLITS, rows))
+    splits = DatasetDict(dict.fromkeys(SPLITS, rows))
+    loaded = Loaded(splits, recipe.kind, source.report.facts)
+    evaluated = replace(recipe, class_weights="none").with_values(loaded=loaded)
     prepared = evaluated.prepare(DatasetDict(test=rows))["test"]
-    evaluated.prepared = DatasetDict(dict.fromkeys(SPLITS, prepared))
-    evaluated.kind = replace(run.kind, loss_function=recipe.loss_function or "")
-    return evaluated
+    return evaluated.with_values(prepared=DatasetDict(dict.fromkeys(SPLITS, prepared)))
 
 
 def _reading_options(
@@ -212,7 +211,10 @@ def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str])
         reason = str(error).partition("\n")[0]
         notes.append(f"cannot check whether the model was trained on some of these rows: {reason}")
         return None
-    count = int(seen_in(rows, recipe.splits["train"], recipe.input_column).sum())
+    trained_on = recipe.splits["train"]
+    if run.manifest.arguments.get("final_epochs"):
+        trained_on = concatenate_datasets([trained_on, recipe.splits["validation"]])
+    count = int(seen_in(rows, trained_on, recipe.input_column).sum())
     if count:
         notes.append(
             f"the model was trained on {count:,} of the {counted(len(rows), 'row')} evaluated, so "

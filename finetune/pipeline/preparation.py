@@ -16,7 +16,7 @@ from finetune.errors import UserError
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
 from finetune.pipeline.description import describe_configuration
-from finetune.recipe import ImageRecipe, Recipe, TextRecipe, defaults
+from finetune.recipe import Recipe, TextRecipe, defaults
 from finetune.recipe.catalog import display_name, origin
 from finetune.recipe.options import ModelOptions, rule_options
 from finetune.reporting import tracking
@@ -76,21 +76,24 @@ def prepare(settings: Settings) -> Prepared:
     Raises:
         UserError: With all errors in the report: about options, data, directory and Hub.
     """
-    resumed = _check_directory(settings)
+    # the caller keeps its recipe until the end of the run, which must not hold the rows
+    settings = replace(settings, recipe=settings.recipe.with_values())
     values = _check_values(settings)
+    resumed = _check_directory(settings, values)
     if values is not None and distributed.is_main_process():
         tracking.require_mlflow(values.report_to)
-    load_and_check(settings)
+    settings = load_and_check(settings)
     settings.report.raise_errors()
     for note in resumed.notes:
         activity.say(note)
-    settings = _with_stored_schedule(settings, resumed)  # and with the defaults of the task
+    settings = _with_stored_schedule(settings, resumed)
     is_timed = settings.values.max_minutes is not None and bool(resumed.configuration)
     if is_timed:
         settings = with_epochs(settings, resumed.configuration["num_train_epochs"])
     recipe = settings.recipe
     values = settings.values
-    for sentence in (*_describe_schedule(settings), *versions.describe_untested()):
+    schedule = defaults.describe(recipe, vars(values), settings.training)
+    for sentence in (*schedule, *versions.describe_untested()):
         recipe.note(sentence)
     configuration = describe_configuration(settings)
     differences = resumed.refuse_changes(configuration, values.allow_changed)
@@ -99,34 +102,35 @@ def prepare(settings: Settings) -> Prepared:
         resumed.require_state()
     if differences and not is_done and not settings.dry_run:
         activity.say(differences)
-    if is_done and not values.save_on_each_node:  # with it another machine may have to train
-        return Prepared(settings, resumed, configuration, differences, resumed.step, is_done=True)
-    rows, steps = recipe.prepared["train"], 0
-    if values.max_minutes is None or is_timed:
-        steps = count_steps(settings, rows)
-    vars(recipe).pop("source", None)  # frees its rows and their hashes
+    steps = resumed.step
+    if not is_done or values.save_on_each_node:  # with it another machine may have to train
+        rows, steps = recipe.prepared["train"], 0
+        if values.max_minutes is None or is_timed:
+            steps = count_steps(settings, rows)
+    # without the rows of the source and their hashes
+    settings = replace(settings, recipe=recipe.with_values(source=None))
     return Prepared(settings, resumed, configuration, differences, steps, is_done)
 
 
-def load_and_check(settings: Settings) -> ArgumentValues | None:
+def load_and_check(settings: Settings) -> Settings:
     """Load the data, and add findings about data and options to the report.
 
     Returns:
-        The training arguments; None if they have errors.
+        The settings with the rows, unless these cannot be read.
     """
     recipe = settings.recipe
     values = _check_values(settings)
     if values is not None:
         with settings.report.collect():
             check_command(rule_options(recipe).beside(values, settings.user_options))
-    _check_sources(settings, values)
-    if settings.report.sentences("error") or "splits" not in vars(recipe):
-        return values
-    values = _check_values(replace(settings))  # with the defaults of the task
+    settings = replace(settings, is_loaded=_check_sources(settings, values))
+    if settings.report.sentences("error") or not settings.is_loaded:
+        return settings
+    values = _check_values(settings)  # with the defaults of the task
     if values is not None and not recipe.known_scoring:
         with settings.report.collect():
             _try_metrics(recipe, str(values.metric_for_best_model or "loss"))
-    return values
+    return settings
 
 
 def _try_metrics(recipe: Recipe, metric_for_best_model: str) -> None:
@@ -179,19 +183,12 @@ def with_epochs(settings: Settings, epochs: float) -> Settings:
 def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:
     """Return new settings, with the numbers of a resumed run that are unset in this command."""
     names = defaults.unset_names(settings.recipe, settings.training)
+    if settings.training.get("final_epochs") is None:
+        names.append("final_epochs")
     stored = {name: value for name, value in resumed.configuration.items() if name in names}
     if ignores_warmup(settings.values):  # if it were typed, it would be refused
         stored.pop("warmup_steps", None)
-    return replace(settings, training={**settings.training, **stored})
-
-
-def _describe_schedule(settings: Settings) -> list[str]:
-    """Return sentences about the training arguments that the table of defaults sets."""
-    recipe = settings.recipe
-    if not isinstance(recipe, (TextRecipe, ImageRecipe)) or recipe.model_config is None:
-        return []
-    names = defaults.unset_names(recipe, settings.training)
-    return defaults.describe(recipe, vars(settings.values), names)
+    return replace(settings, training=settings.training | stored)
 
 
 def has_adapter(recipe: Recipe) -> bool:
@@ -211,12 +208,12 @@ def _refuse_different_machines(prepared: Prepared) -> None:
     ``Trainer`` compares; every process calls this.
     """
     settings = prepared.settings
-    facts = {**prepared.configuration, **settings.training}
+    facts = prepared.configuration | settings.training
     facts["the checkpoint of step"] = prepared.resumption.step
     facts["--dry_run"] = settings.dry_run
     if Path(str(facts.get("model") or "-")).expanduser().exists():
         del facts["model"]  # its path may differ between machines; its files are compared
-    flags = {**vars(settings.recipe), **vars(settings.values)}.keys()
+    flags = vars(settings.recipe) | vars(settings.values)
     compared = {}
     for name, fact in facts.items():
         if name not in _MACHINE_FLAGS:
@@ -224,7 +221,7 @@ def _refuse_different_machines(prepared: Prepared) -> None:
     first, *facts_of_others = distributed.gather(compared)
     for rank, other in enumerate(facts_of_others, start=1):
         mistakes = []
-        for name in {**first, **other}:
+        for name in first | other:
             if first.get(name) != other.get(name):
                 mistakes.append(
                     f"the machines differ in {name}: rank 0 has {first.get(name)!r}, rank {rank} "
@@ -246,11 +243,10 @@ def _check_values(settings: Settings) -> ArgumentValues | None:
     return values
 
 
-def _check_directory(settings: Settings) -> Resumption:
+def _check_directory(settings: Settings, values: ArgumentValues | None) -> Resumption:
     """Check the output directory, and return the checkpoint to continue from, if any."""
     directory = settings.output_dir
     resumed = resumption.find_checkpoint(None, directory)
-    values = _check_values(settings)
     is_writer = writes_run(values)
     is_locked = is_writer and not settings.dry_run
     with settings.report.collect():
@@ -276,8 +272,12 @@ def _check_directory(settings: Settings) -> Resumption:
     return resumed
 
 
-def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
-    """Add errors in model and data to the report, and download nothing if there are any."""
+def _check_sources(settings: Settings, values: ArgumentValues | None) -> bool:
+    """Add errors in model and data to the report, and download nothing if there are any.
+
+    Returns:
+        Whether the rows can be read.
+    """
     recipe = settings.recipe
     report = settings.report
     # an unknown option may be a misspelled --dataset or --model: then do not look for them
@@ -290,17 +290,19 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
         with report.collect():
             recipe.check()
     if report.sentences("error") and hub.missing({**vars(recipe), "model": None}):
-        return
+        return False
+    is_loaded = False
     with report.collect():
         task = recipe.kind
+        is_loaded = True
         if values is not None:
             check_task(rule_options(recipe).beside(values, settings.user_options), task)
             _ = recipe.weights  # may name classes that the data does not have
         if not has_model:  # transformers would try to download it for half a minute
-            return
+            return True
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:
             sample.report_unknown(recipe.model, report)
-        if isinstance(recipe, (TextRecipe, ImageRecipe)) and recipe.model_config is not None:
+        if isinstance(recipe, ModelOptions) and recipe.model_config is not None:
             head_labels = outputs_of_head(recipe.model_config)
             labels = recipe.labels or ["LABEL_0"]
             order = match_outputs(head_labels, labels)
@@ -311,3 +313,4 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
                 )
             elif order is not None and order != sorted(order):
                 recipe.note(f"the head of {recipe.model} is kept, outputs matched by name")
+    return is_loaded

@@ -12,7 +12,6 @@ from datasets import Image
 from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
-from finetune.config.settings import Settings
 from finetune.data import ROW, arrow, digests, encoding, images
 from finetune.data.prediction_columns import (
     DIGEST,
@@ -32,6 +31,7 @@ from finetune.runtime import activity, files
 from finetune.statistics import baselines, metrics, mistakes
 from finetune.statistics.baselines import BaselineData
 from finetune.statistics.scored import to_float16
+from finetune.training.arguments import FinetuneArguments
 
 #: Thumbnails of wrong predictions in ``predictions.parquet``, for the report.
 _MAX_THUMBNAILS = 40
@@ -39,7 +39,8 @@ _MAX_THUMBNAILS = 40
 
 def write(
     run: Run,
-    settings: Settings,
+    recipe: Recipe,
+    arguments: FinetuneArguments,
     validation: PredictionOutput,
     test: PredictionOutput,
     thresholds: dict[str, float] | None,
@@ -49,7 +50,8 @@ def write(
 
     Args:
         run: The run to write into.
-        settings: The settings of the training; their recipe has the splits.
+        recipe: The recipe on its rows.
+        arguments: Those of the training.
         validation: Outputs of the saved model on the validation rows.
         test: Outputs of the saved model on the test rows.
         thresholds: The thresholds by label that were folded into the model, if any.
@@ -58,7 +60,6 @@ def write(
     Raises:
         UserError: If outputs of the model are not finite.
     """
-    recipe = settings.recipe
     task = recipe.kind
     run.update()  # fails if the directory was removed during the training
     validation_scores = scores(recipe, "validation", validation, "eval_")
@@ -81,14 +82,14 @@ def write(
         splits=recipe.splits,
         column=recipe.input_column,
         seed=recipe.split_seed,
-        fit=settings.arguments.baseline,
+        fit=arguments.baseline,
         note=notes.append,
     )
     baseline_scores: dict[str, Any] = {}
     differences: dict[str, Any] = {}
     predictions = task.baselines(data)
-    if settings.arguments.baseline:
-        frozen = frozen_baseline(recipe, settings.arguments, notes.append)
+    if arguments.baseline:
+        frozen = frozen_baseline(recipe, arguments, notes.append)
         predictions = itertools.chain(predictions, frozen)
     for name, predicted in predictions:
         try:

@@ -15,17 +15,21 @@ from finetune.training.trainer import build_trainer
 _TIMED = 3  # steps, after a first one, in which memory is allocated and kernels are chosen
 #: Training arguments of the steps that are timed: nothing is written, evaluated or tracked.
 _TIMING_ARGUMENTS: dict[str, Any] = {
-    **{"max_steps": 1 + _TIMED, "logging_strategy": "steps", "logging_steps": 1},
-    **dict.fromkeys(["eval_strategy", "save_strategy"], "no"),
-    **dict.fromkeys(["profile", "early_stopping_patience"]),
-    **{"report_to": "none", "disable_tqdm": True, "load_best_model_at_end": False},
+    "max_steps": 1 + _TIMED,
+    "logging_strategy": "steps",
+    "logging_steps": 1,
+    "eval_strategy": "no",
+    "save_strategy": "no",
+    "profile": None,
+    "early_stopping_patience": None,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "load_best_model_at_end": False,
     # these need evaluations and checkpoints
-    **{
-        "eval_steps": 0,
-        "save_steps": 0,
-        "lr_scheduler_type": "linear",
-        "lr_scheduler_kwargs": None,
-    },
+    "eval_steps": 0,
+    "save_steps": 0,
+    "lr_scheduler_type": "linear",
+    "lr_scheduler_kwargs": None,
 }
 
 
@@ -41,10 +45,10 @@ def fit_epochs(prepared: Prepared) -> Prepared:
         return prepared
     recipe = settings.recipe
     trainer = build_trainer(
-        # with a random head, which takes as long
-        lambda _: {**recipe.trainer_kwargs(recipe.build_model(recipe.labels)), "callbacks": []},
-        replace(settings, training={**settings.training, **_TIMING_ARGUMENTS}).arguments,
-        recipe.adapt,
+        recipe,
+        replace(settings, training=settings.training | _TIMING_ARGUMENTS).arguments,
+        recipe.new_model,  # with a random head, which takes as long
+        callbacks=[],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()

@@ -10,21 +10,32 @@ import dataclasses
 import gc
 import io
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from datasets import DatasetDict, concatenate_datasets
 from scipy.special import expit
-from transformers import EvalPrediction, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import (
+    EvalPrediction,
+    IntervalStrategy,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    set_seed,
+)
+from transformers.trainer_utils import SaveStrategy
 
 from finetune.config.settings import Settings
 from finetune.data.encoding import COLUMN
 from finetune.errors import Diverged, RunError, UserError
-from finetune.models import adapters, head, loaded_weights
+from finetune.models import adapters, head
 from finetune.pipeline import results
 from finetune.pipeline.description import describe_run
 from finetune.pipeline.events import Finished, Logged, Progress, Started, emit, ignore, reporting
@@ -37,7 +48,7 @@ from finetune.runs import checkpoints
 from finetune.runs.directory import lock_directory, move_run_aside, unlock_directory
 from finetune.runtime import activity, distributed, stopping
 from finetune.runtime.stopping import Stopped
-from finetune.training.arguments import FinetuneArguments
+from finetune.tasks.base import Task
 from finetune.training.callbacks import Bar, explained
 from finetune.training.trainer import Trainer, build_trainer
 
@@ -98,7 +109,8 @@ def launch(
     if num_processes == 1:
         return run_training(settings, progress)
     with reporting(progress):
-        prepare(dataclasses.replace(settings, dry_run=True))
+        prepared = prepare(dataclasses.replace(settings, dry_run=True))
+    settings = dataclasses.replace(settings, recipe=prepared.settings.recipe)  # with its rows
     stdout = sys.stdout
     stdout.flush()
 
@@ -133,14 +145,16 @@ def run_training(
                 settings = prepared.settings
                 if settings.dry_run or prepared.is_done:
                     return _report_without_training(prepared)
-                trainer = _build_trainer(prepared)
+                trainer, recipe = _build_trainer(prepared)
                 trackers.take_over(trainer)
                 if pruning is not None:
                     trainer.add_callback(pruning)
                 if writes_run(settings.values):
                     recording.run = _start_run(prepared, trainer)
                 with stopping.deferred(settings.arguments.grace_seconds, recording.give_up):
-                    outputs = _train_and_predict(trainer, prepared, is_trial=pruning is not None)
+                    outputs = _train_and_predict(
+                        trainer, recipe, prepared, is_trial=pruning is not None
+                    )
                 del trainer
                 gc.collect()
                 distributed.leave_process_group()  # only rank 0 has work left
@@ -151,7 +165,7 @@ def run_training(
                         if pruning is not None:
                             results.write_trial(recording.run, *outputs)
                         else:
-                            results.write(recording.run, settings, *outputs)
+                            results.write(recording.run, recipe, settings.arguments, *outputs)
                             trackers.metrics = recording.run.metrics
             if recording.run is not None and pruning is None:
                 from finetune.pipeline.report import write_final_report  # imports matplotlib
@@ -189,27 +203,20 @@ def _report_without_training(prepared: Prepared) -> Run:
     return run
 
 
-def _build_trainer(prepared: Prepared) -> Trainer:
-    """Build the trainer. It reports its logs as events and does not print them."""
+def _build_trainer(prepared: Prepared) -> tuple[Trainer, Recipe]:
+    """Build the trainer, which reports its logs as events and does not print them.
+
+    Returns:
+        The trainer, and the recipe, without thresholds if the model has no bias to store them in.
+    """
     recipe = prepared.settings.recipe
-
-    def trainer_kwargs(arguments: FinetuneArguments) -> dict[str, Any]:
-        model = None
-        if prepared.resumption.path is not None:  # the checkpoint has the weights of the head
-            model = recipe.build_model(recipe.labels)
-            for sentence in loaded_weights.get(model).notes():
-                recipe.note(sentence)
-        return recipe.trainer_kwargs(model, arguments)
-
-    trainer = build_trainer(trainer_kwargs, prepared.settings.arguments, recipe.adapt)
+    load_model = None
+    if prepared.resumption.path is not None:  # the checkpoint has the weights of the head
+        load_model = recipe.new_model
+    trainer = build_trainer(recipe, prepared.settings.arguments, load_model)
     trainer.configuration = prepared.configuration
     trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
-    trainer.remove_callback(PrinterCallback)
-    if trainer.pop_callback(ProgressCallback) is not None:
-        trainer.add_callback(Bar())
-    trainer.callback.take = lambda state, values: emit(
-        Logged(state.global_step, state.max_steps, values)
-    )
+    _emit_logs(trainer)
     assert trainer.model is not None
     if has_adapter(recipe) and not hasattr(trainer.model, "merge_adapter"):
         raise UserError("--adapter lora: adapt() of the recipe must return super().adapt(...)")
@@ -217,16 +224,45 @@ def _build_trainer(prepared: Prepared) -> Trainer:
     with contextlib.suppress(UserError):  # a model may have no such layer
         has_bias = head.last_linear(trainer.model, recipe.kind.width).bias is not None
     if recipe.kind.thresholds != "none" and not has_bias:
-        recipe.kind = dataclasses.replace(recipe.kind, thresholds="none")
         recipe.note(
             f"{type(trainer.model).__name__}: the last layer has no bias to store thresholds in: a "
             "label is predicted if its probability is above one half"
         )
-    return trainer
+        recipe = recipe.with_values(kind=dataclasses.replace(recipe.kind, thresholds="none"))
+    return trainer, recipe
+
+
+def _emit_logs(trainer: Trainer) -> None:
+    """Let a trainer emit its logs as events, and not print them."""
+    trainer.remove_callback(PrinterCallback)
+    if trainer.pop_callback(ProgressCallback) is not None:
+        trainer.add_callback(Bar())
+    trainer.callback.take = lambda state, values: emit(
+        Logged(state.global_step, state.max_steps, values)
+    )
+
+
+def _score_as_saved(trainer: Trainer, task: Task[Any]) -> None:
+    """Let evaluations during the training score the model as it would be saved: they choose the
+    best checkpoint.
+    """
+    compute_metrics: Any = trainer.compute_metrics
+
+    def compute(prediction: EvalPrediction) -> Any:
+        if trainer.is_in_train:
+            outputs, targets = map(np.asarray, (prediction.predictions, prediction.label_ids))
+            shift = task.fit(outputs, targets)
+            if shift is not None:
+                outputs = (outputs + shift).astype(outputs.dtype)
+            prediction = EvalPrediction(outputs, targets, prediction.inputs, prediction.losses)
+        return compute_metrics(prediction)
+
+    if compute_metrics is not None:
+        trainer.compute_metrics = compute
 
 
 def _train_and_predict(
-    trainer: Trainer, prepared: Prepared, *, is_trial: bool = False
+    trainer: Trainer, recipe: Recipe, prepared: Prepared, *, is_trial: bool = False
 ) -> tuple[Any, ...]:
     """Train, predict the validation rows, fold the shift fitted on them into the model, predict the
     test rows, and save the model.
@@ -239,24 +275,10 @@ def _train_and_predict(
     Raises:
         Stopped: In every process, if a signal arrived. A checkpoint has the trained weights.
     """
-    recipe = prepared.settings.recipe
     task = recipe.kind
+    _score_as_saved(trainer, task)
     started = time.perf_counter()
-    compute_metrics = trainer.compute_metrics
-
-    def compute_fitted(prediction: EvalPrediction) -> dict[str, float]:
-        """Return the metrics of the model as it would be saved; they choose the best checkpoint."""
-        assert compute_metrics is not None
-        outputs, targets = map(np.asarray, (prediction.predictions, prediction.label_ids))
-        shift = task.fit(outputs, targets)
-        fitted = outputs if shift is None else (outputs + shift).astype(outputs.dtype)
-        return compute_metrics(
-            EvalPrediction(fitted, targets, prediction.inputs, prediction.losses)
-        )
-
-    trainer.compute_metrics = compute_metrics and compute_fitted
     trained = trainer.train(resume_from_checkpoint=prepared.resumption.path)
-    trainer.compute_metrics = compute_metrics
     seconds = time.perf_counter() - started
     trainer.require_finite()
     if trainer.args.load_best_model_at_end and not trainer.state.best_global_step:
@@ -264,6 +286,7 @@ def _train_and_predict(
         activity.say(f"no evaluation has a number for {name}: the model of the last step is saved")
     layer = None
     thresholds = None
+    is_final = False
     if has_adapter(recipe):  # in place; checkpoints stay the same
         trainer.model.merge_adapter()  # type: ignore[operator, union-attr]
     try:
@@ -277,8 +300,17 @@ def _train_and_predict(
             validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
             # the probabilities that the shift moves to one half
             thresholds = dict(zip(task.labels, expit(-shift).tolist(), strict=True))
+        if trainer.args.final_epochs and not is_trial:
+            if layer is not None:
+                layer.load_state_dict(weights)
+            is_final = True
+            _train_on_all_rows(trainer, recipe)
+            if layer is not None and shift is not None:
+                head.fold(layer, np.ones(task.width), shift)
         test = None if is_trial else trainer.predict(recipe.prepared["test"])
     except Stopped:
+        if is_final:  # a resumed run trains these epochs again, from the last checkpoint
+            raise
         if layer is not None:  # a resumed run fits and folds again
             layer.load_state_dict(weights)
         if not trainer.args.load_best_model_at_end:  # else the best weights have replaced the last
@@ -304,6 +336,50 @@ def _train_and_predict(
     if is_trial:
         return (validation, outcome)
     return (validation, test, thresholds, outcome)
+
+
+def _train_on_all_rows(trainer: Trainer, recipe: Recipe) -> None:
+    """Train the model for ``--final_epochs`` on training and validation rows, without evaluations
+    and checkpoints.
+
+    Raises:
+        Stopped: In every process, if a signal arrived.
+    """
+    arguments = copy.copy(trainer.args)
+    directory = (
+        Path(str(arguments.output_dir)) / "final"
+    )  # for the checkpoint that a signal asks for
+    changes: dict[str, Any] = {
+        "output_dir": str(directory),
+        "num_train_epochs": arguments.final_epochs,
+        "max_steps": -1,
+        "eval_strategy": IntervalStrategy.NO,
+        "save_strategy": SaveStrategy.NO,
+        "load_best_model_at_end": False,
+        "report_to": [],
+        "profile": None,
+    }
+    for name, value in changes.items():
+        setattr(arguments, name, value)
+    splits = recipe.splits
+    rows = concatenate_datasets([splits["train"], splits["validation"]])
+    loaded = dataclasses.replace(recipe.loaded, splits=DatasetDict({**splits, "train": rows}))
+    on_all_rows = dataclasses.replace(recipe).with_values(loaded=loaded)
+    activity.say(
+        f"training {arguments.final_epochs:g} epochs on training and validation rows, "
+        f"{len(rows):,} in all"
+    )
+    features = distributed.main_process_first(lambda: on_all_rows.prepared)
+    on_all_rows = on_all_rows.with_values(prepared=features)
+    set_seed(arguments.seed + arguments.process_index)
+    final = Trainer(args=arguments, **on_all_rows.trainer_kwargs(trainer.model, arguments))
+    _emit_logs(final)
+    try:
+        final.train()
+        final.require_finite()
+    finally:
+        if arguments.should_save:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 @dataclass

@@ -10,17 +10,19 @@ Importing a recipe touches neither a device nor the network, and imports no torc
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
-from finetune.errors import Findings, UserError
+from finetune.errors import Facts, Findings, UserError
 from finetune.recipe.options import (
     RENAMED_PARTS,
+    ImageOptions,
     RecipeOptions,
     declare,
     option,
@@ -33,20 +35,38 @@ from finetune.runtime import hub
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from datasets import DatasetDict
-    from transformers import BaseImageProcessor, EvalPrediction, PreTrainedTokenizerBase
+    from datasets import Dataset, DatasetDict
+    from transformers import (
+        BaseImageProcessor,
+        EvalPrediction,
+        PretrainedConfig,
+        PreTrainedTokenizerBase,
+    )
 
-    from finetune.data.sources import Source
     from finetune.recipe.scoring import Scoring
     from finetune.tasks.base import Task
     from finetune.training.arguments import FinetuneArguments
     from finetune.training.trainer import Trainer
 
 
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """The rows of a recipe, loaded, split and checked."""
+
+    splits: DatasetDict  # the raw splits, with rows in the order of the source
+    task: Task[Any]
+    facts: Facts
+    tested_in: str = "test"  # the split of the source that has the test rows
+    validated_in: str = "validation"  # the one that has the validation rows
+
+
 @dataclass_transform(kw_only_default=True, field_specifiers=(option,))
 @dataclasses.dataclass(kw_only=True)
 class Recipe(RecipeOptions):
     """Base class of recipes. A subclass adds options as annotated fields and overrides steps.
+
+    Nothing is assigned to a recipe after it is made. Its properties compute their value from the
+    options when they are first read; :meth:`with_values` returns a copy on other values.
 
     Attributes:
         training: Defaults of :class:`~finetune.training.arguments.FinetuneArguments` by name;
@@ -85,12 +105,6 @@ class Recipe(RecipeOptions):
 
     def __post_init__(self) -> None:
         self.report = Findings()  # the findings about options and data
-        self.row_source: Source | None = None  # set by read()
-        self.split_how = ""  # a description of how rows were split
-        self.corrections: Sequence[dict[str, Any]] = ()  # the facts of each file of corrections
-        self.task_reason = ""  # the reason for the task, if the data decides it
-        self.label_sources: Sequence[str] = ["label"]  # the user's names of the label columns
-        self.unmapped_labels: Sequence[str] = ()  # in --label_map, but not in the data
         validate(self)
 
     @classmethod
@@ -99,6 +113,18 @@ class Recipe(RecipeOptions):
         file = getattr(sys.modules.get(cls.__module__), "__file__", None)  # none in a notebook
         name = Path(file).stem if file else cls.__name__.lower()
         return {"output_dir": f"runs/{name}", **cls.training}
+
+    def with_values(self, **values: Any) -> Self:
+        """Return a copy of the recipe whose properties have other ``values``, by name. It adds to
+        the same report.
+        """
+        recipe = copy.copy(self)
+        vars(recipe).update(values)  # where `functools.cached_property` looks for them
+        return recipe
+
+    def resolved_options(self) -> dict[str, Any]:
+        """Return the options by name, with the values that follow from data and model."""
+        return {option.name: getattr(self, option.name) for option in dataclasses.fields(self)}
 
     def note(self, sentence: str) -> None:
         """Add a fact to the report, for the start block and ``run.json``."""
@@ -127,16 +153,31 @@ class Recipe(RecipeOptions):
         from finetune.data.read_text import ReadOptions
         from finetune.data.sources import Source
 
-        options = {"separator": self.csv_separator, "encoding": self.encoding, "sheet": self.sheet}
-        self.row_source = Source(
+        source = Source(
             self.dataset,
             self.dataset_revision,
             self.dataset_config,
             parse_split_names(self.dataset_splits),
-            ReadOptions(quoting=self.csv_quoting, **options),
+            ReadOptions(
+                quoting=self.csv_quoting,
+                separator=self.csv_separator,
+                encoding=self.encoding,
+                sheet=self.sheet,
+            ),
         )
-        self.report.locate = self.row_source.locate
-        return self.row_source.load(self.report)
+        self.report.find_places = source.find_places
+        return source.load(self.report)
+
+    @functools.cached_property
+    def model_config(self) -> PretrainedConfig | None:
+        """The stored configuration of the model; None if the recipe overrides ``build_model``."""
+        from finetune.models.pretrained import load_config
+
+        if type(self).build_model.__module__ != "finetune.recipe.pretrained":
+            return None
+        recipe: Any = self
+        reads_images = isinstance(self, ImageOptions)
+        return load_config(recipe.model, recipe.model_revision, reads_images=reads_images)
 
     def check(self) -> None:
         """Raise a ``UserError`` if options do not fit the model; called before data is prepared."""
@@ -145,10 +186,10 @@ class Recipe(RecipeOptions):
         """Return ``train``, ``validation`` and ``test``, without duplicates, and sampled."""
         from finetune.data.splits import make_splits
 
-        dataset, self.split_how = make_splits(
+        splits, self.report.facts.split_how = make_splits(
             dataset, self.split_plan(), column=self.input_column, report=self.report
         )
-        return dataset
+        return splits
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         """Return the splits with the features of the model, for example tokenized, not padded."""
@@ -183,11 +224,11 @@ class Recipe(RecipeOptions):
             labels: The targets, see :meth:`~finetune.tasks.base.Task.targets`; for classes int64,
                 shape ``(rows,)``.
         """
-        return self.presumed_kind.loss(logits, labels)
+        return self.kind.loss(logits, labels)
 
     def compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         """Return the metrics of ``--metrics`` or :attr:`scoring`, e.g. accuracy and macro F1."""
-        return self._scoring(prediction, self.presumed_kind)
+        return self._scoring(prediction, self.kind)
 
     def adapt(self, model: torch.nn.Module, arguments: FinetuneArguments) -> torch.nn.Module:
         """Return the model prepared for a training with ``arguments``; it may change in place.
@@ -226,16 +267,12 @@ class Recipe(RecipeOptions):
         With class weights, the stock ``Trainer`` divides the loss by the rows of a step; the one of
         :meth:`trainer` divides by the sum of their weights, which is 1 per row on average.
         """
-        from finetune.models import loaded_weights, pretrained
+        from finetune.models import pretrained
 
         if model is None:
             from finetune.recipe import probe
 
-            if (model := self.build_model(self.labels)) is None:
-                raise UserError("build_model() returned None: return the model")
-            for sentence in loaded_weights.get(model).notes():
-                self.note(sentence)
-            model = self.kind.initialized(model, self.note)
+            model = self.kind.initialized(self.new_model(), self.note)
             probe.start_head(self, model, arguments)
         pretrained.save_own_names(model)
         return {
@@ -247,6 +284,20 @@ class Recipe(RecipeOptions):
             "compute_metrics": self.compute_metrics,
             "compute_loss_func": self.kind.global_loss(self.loss, self.weights),
         }
+
+    def new_model(self) -> torch.nn.Module:
+        """Return :meth:`build_model` for the labels of the data, and note what was not loaded."""
+        from transformers import PreTrainedModel
+
+        from finetune.models import loaded_weights
+
+        if (model := self.build_model(self.labels)) is None:
+            raise UserError("build_model() returned None: return the model")
+        if isinstance(model, PreTrainedModel):
+            model.config.problem_type = self.kind.problem_type
+        for sentence in loaded_weights.get(model).notes():
+            self.note(sentence)
+        return model
 
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """Return :meth:`trainer_kwargs`; a deprecated name, to be removed in release 0.2."""
@@ -266,12 +317,11 @@ class Recipe(RecipeOptions):
         if training_arguments.get("resume"):
             raise UserError("resume=True: of a trainer it is resume_from_checkpoint='last'")
         hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
-        _ = self.splits  # may decide the task, and so the metric of the best model
-        defaults = self.training_defaults(training_arguments)
-        values = argument_values(defaults, training_arguments)
+        values = argument_values(
+            self.training_defaults(training_arguments, is_loaded=True), training_arguments
+        )
         check_task(rule_options(self).beside(values, training_arguments), self.kind)
-        kwargs = functools.partial(self.trainer_kwargs, None)
-        trainer = build_trainer(kwargs, values.build(), self.adapt)
+        trainer = build_trainer(self, values.build())
         trainer.moves_runs_aside = True
         return trainer
 
@@ -288,28 +338,43 @@ class Recipe(RecipeOptions):
         require_splits(dataset, "load")
         dataset = sources.number_rows(dataset)
         columns.require_labelled(dataset, self.input_column, self.report)
-        columns.require_rows(dataset, self.label_sources, self.report)
+        columns.require_rows(dataset, self.report.facts.label_columns, self.report)
         return dataset
 
     @functools.cached_property
-    def splits(self) -> DatasetDict:
-        """The raw splits, corrected and checked, with rows in the order of the source."""
+    def loaded(self) -> Loaded:
+        """The rows of :attr:`source`, split, corrected and checked, and their task."""
         from finetune.checking import corrections
         from finetune.checking.rows import check_rows, require_splits
         from finetune.data import columns
+        from finetune.tasks import kinds
 
         source = self.source
-        columns.check_names(source, self.unmapped_labels, self.report)
+        facts = self.report.facts
+        columns.check_names(source, facts.unmapped_labels, self.report)
         self.report.raise_errors()
-        dataset = self.split(source)
-        require_splits(dataset, "split", ("train", "validation", "test"))
+        splits = self.split(source)
+        require_splits(splits, "split", ("train", "validation", "test"))
         if any((files := self.correction_files()).values()):
-            dataset, self.corrections = corrections.apply(
-                dataset, source, self.input_column, files, self.report
+            splits, facts.corrections = corrections.apply(
+                splits, source, self.input_column, files, self.report
             )
-        columns.require_rows(dataset, self.label_sources, self.report, source)
-        check_rows(source, dataset, self.columns_read(), self.report)
-        return dataset
+        columns.require_rows(splits, facts.label_columns, self.report, source)
+        check_rows(source, splits, self.columns_read(), self.report)
+        task = kinds.of_rows(
+            splits["train"],
+            ordered=self.is_ordinal(splits["train"]),
+            loss_function=self.loss_function,
+            thresholds=getattr(self, "thresholds", "none"),
+            target_names=facts.label_columns if len(facts.label_columns) > 1 else (),
+        )
+        origins = {name: name if name in source else "train" for name in ("test", "validation")}
+        return Loaded(splits, task, copy.copy(facts), origins["test"], origins["validation"])
+
+    @property
+    def splits(self) -> DatasetDict:
+        """The raw splits, with rows in the order of the source."""
+        return self.loaded.splits
 
     @functools.cached_property
     def prepared(self) -> DatasetDict:
@@ -329,28 +394,17 @@ class Recipe(RecipeOptions):
 
     @functools.cached_property
     def kind(self) -> Task[Any]:
-        """The task, which follows from the labels and the options."""
+        """The task, which follows from the labels and the options; of a run, that of its model."""
+        return self.loaded.task
+
+    def is_ordinal(self, rows: Dataset) -> bool:
+        """Return whether the task of labelled rows is ordinal, if they have one class each."""
         from finetune.tasks import kinds
 
-        rows = self.splits["train"]
         task = getattr(self, "task", kinds.AUTO)
-        is_in_order = self.ordered_labels and kinds.in_order(rows, self.label_names)
-        return kinds.of_rows(
-            rows,
-            ordered=task == "ordinal" or (task == kinds.AUTO and is_in_order),
-            loss_function=self.loss_function,
-            thresholds=getattr(self, "thresholds", "none"),
-            target_names=self.label_sources if len(self.label_sources) > 1 else (),
-        )
-
-    @property
-    def presumed_kind(self) -> Task[Any]:
-        """The :attr:`kind`; before the data is loaded, single-label classification."""
-        from finetune.tasks.classes import SingleLabel
-
-        if "splits" in vars(self):
-            return self.kind
-        return SingleLabel()
+        if task != kinds.AUTO or getattr(self, "label_order", None):
+            return task in ("ordinal", kinds.AUTO)
+        return self.ordered_labels and kinds.in_order(rows, self.label_names)
 
     @property
     def labels(self) -> list[str]:
@@ -386,12 +440,14 @@ class Recipe(RecipeOptions):
         """The metrics that :meth:`compute_metrics` returns unless ``--metrics`` names others."""
         from finetune.recipe.scoring import Scoring
 
-        return Scoring(**self.presumed_kind.metrics)
+        return Scoring(**self.kind.metrics)
 
     @property
     def _scoring(self) -> Scoring:
+        from finetune.recipe.scoring import Scoring
+
         if self.metrics:
-            return self.scoring.from_names(self.metrics)
+            return Scoring.from_names(self.metrics)
         return self.scoring
 
     @property
@@ -400,29 +456,39 @@ class Recipe(RecipeOptions):
         is_replaced = type(self).compute_metrics is not Recipe.compute_metrics
         return {} if is_replaced else dict(self._scoring.arguments)
 
-    def training_defaults(self, user_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def training_defaults(
+        self, user_options: Mapping[str, Any], *, is_loaded: bool
+    ) -> dict[str, Any]:
         """Return :meth:`defaults` with a ``metric_for_best_model`` that is computed: the recipe's,
         or the first metric if ``--metrics`` is set or lacks the recipe's.
 
-        ``user_options`` are only checked. Before the data is loaded, the metrics may be unknown.
+        Args:
+            user_options: The training arguments of the user, which are only checked.
+            is_loaded: Whether to use the rows, which decide the task and so the metrics.
         """
+        from finetune.recipe.defaults import with_schedule
         from finetune.recipe.scoring import require_direction
 
         defaults = self.defaults()
-        scoring = self.known_scoring
+        scoring = {}  # before the rows are loaded, only that of the user is known
+        if is_loaded or self.metrics:
+            scoring = self.known_scoring
         names = list(self.own_metrics)
         if self.metrics != type(self).metrics:
             defaults.pop("metric_for_best_model", None)
-        if scoring and "splits" in vars(self):
+        if scoring and is_loaded:
             names = self._scoring.names(self.kind)
-        if not names:
-            return defaults
-        if defaults.get("metric_for_best_model") not in (*names, "loss"):
-            defaults["metric_for_best_model"] = names[0]
-        merged = {**defaults, **(user_options or {})}
-        metric = str(merged["metric_for_best_model"] or "loss").removeprefix("eval_")
-        if metric not in ("loss", *names):
-            raise UserError(f"--metric_for_best_model {metric}: expected loss, {', '.join(names)}")
-        if scoring:
-            require_direction(metric, merged.get("greater_is_better"))
+        if names:
+            if defaults.get("metric_for_best_model") not in (*names, "loss"):
+                defaults["metric_for_best_model"] = names[0]
+            merged = {**defaults, **user_options}
+            metric = str(merged["metric_for_best_model"] or "loss").removeprefix("eval_")
+            if metric not in ("loss", *names):
+                raise UserError(
+                    f"--metric_for_best_model {metric}: expected loss, {', '.join(names)}"
+                )
+            if scoring:
+                require_direction(metric, merged.get("greater_is_better"))
+        if is_loaded:
+            return with_schedule(self, defaults, user_options)
         return defaults

@@ -6,14 +6,13 @@ docs/decisions/defaults.md has the measurements behind these numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from finetune.training.options import SCHEDULE
 
 if TYPE_CHECKING:
     from finetune.recipe.base import Recipe
-    from finetune.recipe.pretrained import ImageRecipe, TextRecipe
 
 #: Learning rates of full fine-tuning, by the parameters of the layers, in millions.
 _RATES = ((30, 1e-4), (150, 3e-5), (math.inf, 1e-5))
@@ -28,6 +27,8 @@ _WARMUP, _MIN_STEPS_TO_WARM = 0.1, 10  # with fewer --max_steps, a step of a ten
 #: that these validation rows choose.
 _MIN_VALIDATION_ROWS, _MIN_ROWS_OF_CLASS = 100, 30
 _BEST = "load_best_model_at_end"
+#: Where rows are few, epochs at the end in which the validation rows are trained on, too.
+_FINAL, _FINAL_EPOCHS = "final_epochs", 3.0
 
 
 def resolve(
@@ -62,13 +63,14 @@ def resolve(
 
 def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
     """Return the names in :data:`SCHEDULE` that neither the recipe nor the user sets, and
-    ``load_best_model_at_end`` if the rows are loaded and few, and nobody asks for the best epoch.
+    ``load_best_model_at_end`` and ``final_epochs`` if the rows are few and nobody asks for the best
+    epoch.
 
     The values of a recipe are for its own model: with another ``--model`` they are not used. A
     recipe with a learning rate has no warm-up unless it says so.
 
     Args:
-        recipe: The recipe.
+        recipe: The recipe, whose rows are loaded.
         typed: The training arguments of the user and of ``--embedded``.
     """
     values = recipe.defaults()
@@ -81,9 +83,19 @@ def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
     names = [name for name in SCHEDULE if values.get(name) is None]
     is_asked = _BEST in typed or "metric_for_best_model" in typed
     is_asked = is_asked or values.get("early_stopping_patience") is not None
-    if not is_asked and "splits" in vars(recipe) and _has_few_rows(recipe):
+    if not is_asked and _has_few_rows(recipe):
         names.append(_BEST)
+        if values.get(_FINAL) is None and _may_use_validation_rows(recipe, values):
+            names.append(_FINAL)
     return names
+
+
+def _may_use_validation_rows(recipe: Any, values: Mapping[str, Any]) -> bool:
+    """Return whether a table of defaults may train on the validation rows, after their scores."""
+    is_length_open = values.get("num_train_epochs") is None and values.get("max_steps", -1) <= 0
+    is_open = is_length_open and values.get("max_minutes") is None and not values.get("fsdp")
+    has_adapter = getattr(recipe, "adapter", None) is not None
+    return is_open and not has_adapter and recipe.loaded.validated_in == "train"
 
 
 def _has_few_rows(recipe: Recipe) -> bool:
@@ -92,27 +104,32 @@ def _has_few_rows(recipe: Recipe) -> bool:
 
 
 def with_schedule(
-    recipe: TextRecipe | ImageRecipe, defaults: dict[str, Any], typed: Mapping[str, Any]
+    recipe: Any, defaults: dict[str, Any], typed: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return training arguments with the values of :func:`resolve`, if the data is loaded.
+    """Return training arguments with the values of :func:`resolve`, and with the precision that the
+    model needs, if it is a pretrained one.
 
     Args:
-        recipe: The recipe.
+        recipe: The recipe, whose rows are loaded.
         defaults: The training arguments of the recipe.
         typed: Those of the user and of ``--embedded``.
     """
     from finetune.models import families
     from finetune.training.arguments import argument_values
 
+    config = recipe.model_config
+    if config is None:
+        return defaults
+    if config.model_type in families.OVERFLOWING:
+        defaults["precision"] = "fp32"
     names = unset_names(recipe, typed)
-    is_loaded = bool(recipe.model) and "splits" in vars(recipe)
-    if not is_loaded or not set(SCHEDULE) & set(names) or recipe.model_config is None:
+    if not set(SCHEDULE) & set(names):
         return defaults
     values = argument_values(defaults, typed)
     resolved = resolve(
         len(recipe.splits["train"]),
         recipe.kind.width,
-        families.count_layer_parameters(recipe.model_config),
+        families.count_layer_parameters(config),
         values.global_batch_size,
         adapter=recipe.adapter is not None,
         head_only=recipe.freeze == "base",
@@ -121,17 +138,21 @@ def with_schedule(
         resolved["warmup_steps"] = 0
     if "num_train_epochs" in names:  # those of the table, which end well without a choice
         resolved[_BEST] = False
+    resolved[_FINAL] = _FINAL_EPOCHS
     return defaults | {name: value for name, value in resolved.items() if name in names}
 
 
-def describe(recipe: Recipe, values: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+def describe(recipe: Recipe, values: Mapping[str, Any], typed: Mapping[str, Any]) -> list[str]:
     """Return sentences for the user about the values of :func:`with_schedule`.
 
     Args:
-        recipe: The recipe, whose data is loaded.
+        recipe: The recipe, whose rows are loaded.
         values: The training arguments.
-        names: The result of :func:`unset_names`.
+        typed: Those of the user and of ``--embedded``.
     """
+    if recipe.model_config is None:
+        return []
+    names = unset_names(recipe, typed)
     rows, outputs = len(recipe.splits["train"]), recipe.kind.width
     texts = [f"{name} {values[name]:g}" for name in SCHEDULE if name in names]
     sentences = []
@@ -143,5 +164,10 @@ def describe(recipe: Recipe, values: Mapping[str, Any], names: Sequence[str]) ->
         sentences.append(
             f"the model of the last epoch is saved: {rows:,} training and {count:,} validation "
             f"rows are too few to choose the best one (--{_BEST} true chooses)"
+        )
+    if _FINAL in names:
+        sentences.append(
+            f"{_FINAL} {values[_FINAL]:g}: after the scores on the validation rows, the model is "
+            f"trained on them, too, because rows are few (--{_FINAL} 0 does not)"
         )
     return sentences

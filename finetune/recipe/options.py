@@ -202,11 +202,6 @@ def declare(cls: Any) -> None:
 # ---- values --------------------------------------------------------------------------------------
 
 
-def option_values(recipe: Any) -> dict[str, Any]:
-    """Return the values of the options of a recipe by name."""
-    return {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
-
-
 def rule_options(recipe: Any) -> Options:
     """Return the options of a recipe as rules read them, without those that the recipe adds."""
     values, typed = {}, {}

@@ -5,21 +5,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.data import ROW
 from finetune.data.comma_list import split_values
-from finetune.errors import UserError
+from finetune.errors import Facts, UserError
 from finetune.recipe.base import Recipe
-from finetune.recipe.defaults import with_schedule
 from finetune.recipe.options import ImageOptions, TextOptions, option
 
 if TYPE_CHECKING:
     import torch
     from datasets import DatasetDict
-    from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import BaseImageProcessor, PreTrainedTokenizerBase
 
     from finetune.checking.texts import TokenSample
     from finetune.data.batches import Augmentation
@@ -61,32 +60,28 @@ class TextRecipe(Recipe, TextOptions):
         flags = {text_flag: texts, label_flag: labels}
         columns.require_columns(dataset, flags, self.report)
         dataset = prediction_columns.set_aside(dataset, read=[*texts, *labels])
-        is_open = self.task == kinds.AUTO
         label_columns = columns.read_label_columns(dataset, texts, options, self.report)
-        if is_open:
-            decided = kinds.decide_task(label_columns["train"], options, self.report)
-            self.task, self.task_reason = decided  # type: ignore[assignment]
-            options = self.label_options()
+        reason = ""
+        if self.task == kinds.AUTO:
+            task, reason = kinds.decide_task(label_columns["train"], options, self.report)
+            options = dataclasses.replace(options, task=task)
         encoded = kinds.encode_labels(label_columns, options, self.report)
-        self.label_sources = labels
-        self.unmapped_labels = encoded.unmapped
         dataset = dataset.remove_columns(labels)
         if self.text_columns is not None:
             dataset = tokenize.combined(dataset, texts)
         elif texts[0] != "text":
             dataset = dataset.rename_column(texts[0], "text")
         dataset = encoded.added_to(dataset)
-        is_in_order = self.ordered_labels and kinds.in_order(dataset["train"], self.label_names)
-        if is_open and self.task == "single_label" and is_in_order:
-            self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
+        if options.task == "single_label" and self.is_ordinal(dataset["train"]):
+            reason = "the classes have the order of the recipe"
+        self.report.facts = Facts(labels, encoded.unmapped, reason)
         return dataset
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
         from finetune.tasks import kinds
 
-        if self.task == "ordinal":
+        if self.is_ordinal(dataset["train"]):
             kinds.check_order(dataset, self.label_options(), self.report)
-            self.report.raise_errors()
         return super().split(dataset)
 
     def columns_read(self) -> list[str]:
@@ -123,30 +118,41 @@ class TextRecipe(Recipe, TextOptions):
 
     # ---- model and tokenizer ---------------------------------------------------------------------
 
-    @functools.cached_property
-    def model_config(self) -> PretrainedConfig | None:
-        """The stored configuration of the model; None if the recipe overrides ``build_model``.
+    @property
+    def token_limit(self) -> int:
+        """``max_length``, or the positions of the model if its default is more.
 
-        Reading it reduces the default ``max_length`` to the positions of the model.
+        Raises:
+            UserError: If the user sets it to more than the positions of the model.
         """
-        from finetune.models import families, pretrained
+        from finetune.models import families
 
-        if type(self).build_model is not TextRecipe.build_model:
-            return None
-        config = pretrained.load_config(self.model, self.model_revision)
-        positions = families.positions(config)
-        if positions is not None and self.max_length > positions:
-            limit = f"--max_length {self.max_length}: {self.model} has {positions} positions"
-            if self.max_length != type(self).__dataclass_fields__["max_length"].default:
-                raise UserError(f"{limit}; expected --max_length {positions} or less")
-            self.max_length = positions
-            self.note(f"{limit}: longer texts are truncated to them")
-        return config
+        limit = self.max_length
+        if self.model_config is not None:
+            limit = min(limit, families.positions(self.model_config) or limit)
+        default = type(self).__dataclass_fields__["max_length"].default
+        if self.max_length not in (limit, default):
+            raise UserError(
+                f"--max_length {self.max_length}: {self.model} has {limit} positions; expected "
+                f"--max_length {limit} or less"
+            )
+        return limit
+
+    def resolved_options(self) -> dict[str, Any]:
+        options = super().resolved_options()
+        return {**options, "task": self.kind.name, "max_length": self.token_limit}
 
     def check(self) -> None:
         from finetune.models import families
 
-        _ = self.windows
+        limit = self.token_limit
+        if limit < self.max_length:
+            self.note(
+                f"--max_length {self.max_length}: {self.model} has {limit} positions: longer texts "
+                "are truncated to them"
+            )
+        if self.windows is not None:
+            self.windows.require_stride()
         if self.model_config is not None:
             self._refuse_unknown_ids(families.without_weights(self.model_config))
         elif self.text_columns:
@@ -171,10 +177,9 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.data.encoding import is_pair
         from finetune.models.pretrained import load_tokenizer
 
-        _ = self.model_config  # may reduce max_length, which is saved with the tokenizer
         side = "left" if self.truncation == "tail" else "right"
         tokenizer = load_tokenizer(
-            self.model, self.model_revision, truncation_side=side, max_length=self.max_length
+            self.model, self.model_revision, truncation_side=side, max_length=self.token_limit
         )
         columns = len(self.columns_read())
         if columns > 1 and not is_pair(tokenizer, columns):
@@ -188,7 +193,6 @@ class TextRecipe(Recipe, TextOptions):
             self.model,
             labels,
             revision=self.model_revision,
-            problem_type=self.presumed_kind.problem_type,
             hidden_dropout=self.hidden_dropout,
             attention_dropout=self.attention_dropout,
             pad_token_id=self.processing_class().pad_token_id,
@@ -200,17 +204,6 @@ class TextRecipe(Recipe, TextOptions):
         model = load_classifier(str(directory), labels, is_run=True)
         self._refuse_unknown_ids(model)
         return model
-
-    def training_defaults(self, user_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        from finetune.models import families
-
-        defaults = super().training_defaults(user_options)
-        if not self.model or "splits" not in vars(self):
-            return defaults
-        config = self.model_config
-        if config is not None and config.model_type in families.OVERFLOWING:
-            defaults["precision"] = "fp32"
-        return with_schedule(self, defaults, user_options or {})
 
     def trainer_kwargs(
         self,
@@ -229,7 +222,7 @@ class TextRecipe(Recipe, TextOptions):
 
         from finetune.data.lengths import PADDED_TO
 
-        multiple = math.gcd(PADDED_TO, self.max_length)  # never more than the positions
+        multiple = math.gcd(PADDED_TO, self.token_limit)  # never more than the positions
         return DataCollatorWithPadding(self.processing_class(), pad_to_multiple_of=multiple)
 
     # ---- tokens ----------------------------------------------------------------------------------
@@ -238,9 +231,8 @@ class TextRecipe(Recipe, TextOptions):
         """Return the encoder that tokenizes and truncates texts in training and prediction."""
         from finetune.data.encoding import Encoder
 
-        _ = self.model_config  # may reduce max_length
         parts = len(self.columns_read())
-        return Encoder(self.processing_class(), self.max_length, parts)
+        return Encoder(self.processing_class(), self.token_limit, parts)
 
     def encoding_facts(self) -> dict[str, Any]:
         """Return what decides how rows become tokens, as JSON, for use without this recipe.
@@ -335,34 +327,27 @@ class ImageRecipe(Recipe, ImageOptions):
         )
         label_columns = columns.read_label_columns(dataset, (), options, self.report)
         encoded = kinds.encode_labels(label_columns, options, self.report)
-        self.label_sources = [label]
-        self.unmapped_labels = encoded.unmapped
+        self.report.facts = Facts([label], encoded.unmapped)
         return encoded.added_to(dataset.remove_columns(label))
-
-    @functools.cached_property
-    def model_config(self) -> PretrainedConfig | None:
-        """The stored configuration of the model; None if the recipe overrides ``build_model``."""
-        from finetune.models.pretrained import load_config
-
-        if type(self).build_model is not ImageRecipe.build_model:
-            return None
-        return load_config(self.model, self.model_revision, reads_images=True)
 
     def check(self) -> None:
         if self.model_config is not None:
             self.processing_class()
 
-    def training_defaults(self, user_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        defaults = super().training_defaults(user_options)
-        return with_schedule(self, defaults, user_options or {})
-
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         """Return the encoded images, which the collator decodes."""
         from datasets import Image
 
+        from finetune.data import targets
         from finetune.data.batches import DRAWN_FROM
+        from finetune.tasks import kinds
 
         prepared = dataset.cast_column("image", Image(decode=False))
+        if targets.is_set(dataset["test"]):
+            encode = kinds.of_rows(dataset["test"]).targets
+            for name, rows in prepared.items():
+                labels = list(encode(targets.values(rows)))
+                prepared[name] = rows.remove_columns("label").add_column("label", labels)
         if "train" in prepared:
             prepared["train"] = prepared["train"].rename_column(ROW, DRAWN_FROM)
         return prepared
@@ -382,8 +367,7 @@ class ImageRecipe(Recipe, ImageOptions):
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.pretrained import load_classifier
 
-        kind = self.presumed_kind.problem_type
-        model = load_classifier(self.model, labels, self.model_revision, kind, reads_images=True)
+        model = load_classifier(self.model, labels, self.model_revision, reads_images=True)
         count = sum("BatchNorm" in type(module).__name__ for module in model.modules())
         if count and self.freeze != "base" and not self.adapter:  # which keep their statistics
             self.note(f"{count} BatchNorm layers: results depend on the number of processes")
@@ -397,7 +381,7 @@ class ImageRecipe(Recipe, ImageOptions):
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
         from finetune.data.batches import Collator
 
-        return Collator(self.processing_class(), self.augmentation, self.presumed_kind.targets)
+        return Collator(self.processing_class(), self.augmentation)
 
     def trainer_kwargs(
         self,

@@ -74,7 +74,7 @@ def _fit(
     The model is None if its loss on validation rows is high: its weights fit the noise of the
     training rows then, and fine-tuning would start from that.
     """
-    if not isinstance(model, PreTrainedModel) or not states.is_pretrained(model):
+    if not states.is_pretrained(model):
         return None, ""
     encoder = _Encoder(recipe, model, arguments)
     task = recipe.kind
@@ -89,21 +89,27 @@ def _fit(
     if arguments is not None and arguments.class_sampling == "balanced":
         weights = task.class_weights("balanced", targets)
     has_bias = head.last_linear(model, task.width).bias is not None
-    linear = task.fit_linear(features, targets, weights, has_bias=has_bias)
+    fit = functools.partial(
+        task.fit_linear, targets=targets, class_weights=weights, has_bias=has_bias
+    )
+    linear = fit(features)
     validation_rows = _draw(recipe, "validation", _MAX_VALIDATION_ROWS)
     validation = encoder.states("validation", validation_rows)
     assert validation is not None  # as the training rows have them
     labels = steps.read_labels(recipe.prepared["validation"])[validation_rows]
-    nothing = np.zeros((len(targets), 1), np.float32)
-    constant = task.fit_linear(nothing, targets, weights, has_bias=has_bias).bias
-    loss = _loss(task, linear(validation.head_inputs), labels)
-    constant_loss = _loss(task, np.broadcast_to(constant, (len(labels), len(constant))), labels)
+    constant = fit(np.zeros((len(targets), 1), np.float32)).bias
+    outputs = linear(validation.head_inputs)
+    loss = _loss(task, outputs, labels)
+    constant_loss = _loss(task, np.tile(constant, (len(labels), 1)), labels)
     name = f"{task.linear_model} of {len(numbers):,} rows"
     if loss > LOSS_SHARE * constant_loss:
         losses = f"its validation loss is {loss:.3g}, and {constant_loss:.3g} without inputs"
         return None, f"random weights, because {name} predicts little: {losses}"
-    outputs = linear(validation.head_inputs).astype(np.float32)
-    scores = recipe.compute_metrics(EvalPrediction(outputs, labels))
+    if (documents := encoding.documents_of(recipe.prepared["validation"])) is not None:
+        documents = documents[validation_rows]
+        outputs = encoding.pooled(outputs, documents, getattr(recipe, "pooling", "mean"))
+        labels = labels[np.unique(documents, return_index=True)[1]]
+    scores = recipe.compute_metrics(EvalPrediction(outputs.astype(np.float32), labels))
     score, value = next(iter(scores.items()), ("loss", loss))
     if task.has_probabilities:
         training_loss = functools.partial(_loss, task, targets=targets)
@@ -132,8 +138,8 @@ def frozen_baseline(
     name = f"{baselines.FROZEN} + {task.linear_model}"
     try:
         torch.manual_seed(arguments.seed)  # as the training did: the same states may be cached
-        model = recipe.build_model(recipe.labels)
-        if not isinstance(model, PreTrainedModel) or not states.is_pretrained(model):
+        model = recipe.new_model()
+        if not states.is_pretrained(model):
             return
         encoder = _Encoder(recipe, model, arguments)
         numbers = _sample_rows(recipe, arguments)

@@ -71,7 +71,9 @@ class Run(RunDirectory):
         from finetune.tasks import kinds
 
         manifest = self.manifest
-        return kinds.KINDS[manifest.task](labels=list(manifest.labels), **manifest.task_facts)
+        facts = {"loss_function": manifest.options.get("loss_function") or ""}
+        facts |= manifest.task_facts
+        return kinds.KINDS[manifest.task](labels=list(manifest.labels), **facts)
 
     def scored(self, table: pd.DataFrame, task: Task[Any] | None = None) -> Any:
         """Return labels and outputs of the test rows for the statistics of a task.
@@ -95,7 +97,7 @@ class Run(RunDirectory):
         return task.scored(pd.Index(task.labels).get_indexer(pd.Index(table[LABEL])), logits)
 
     def recipe(self, *, scores: bool = True) -> Recipe:
-        """Return the recipe with its options, and with model and tokenizer of the run.
+        """Return the recipe with its options, and with task, model and tokenizer of the run.
 
         Args:
             scores: Whether its metrics are needed; if not, metrics that the run names by path are
@@ -124,7 +126,7 @@ class Run(RunDirectory):
         if unknown := options.keys() - {field.name for field in dataclasses.fields(recipe)}:
             names = ", ".join(sorted(unknown))
             raise UserError(f"{path}: the recipe '{manifest.recipe}' has no options {names}")
-        return recipe(**options)
+        return recipe(**options).with_values(kind=self.kind)
 
     @property
     def compute_metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ class States:
     means: np.ndarray
 
 
-def is_pretrained(model: torch.nn.Module) -> bool:
+def is_pretrained(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
     """Return whether the weights of the base model have been trained.
 
     A new model of ``transformers`` has norms whose scales are all 1 and biases that are all 0.

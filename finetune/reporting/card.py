@@ -21,6 +21,7 @@ _HYPERPARAMETERS = (
     "learning_rate",
     "lr_scheduler_type",
     "num_train_epochs",
+    "final_epochs",
     "global_batch_size",
     "max_tokens_per_batch",
     "weight_decay",

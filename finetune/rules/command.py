@@ -15,4 +15,9 @@ def _refuse_sharded_adapter(options: Options) -> Mistakes:
         yield "--adapter lora is not supported with --fsdp: use DistributedDataParallel"
 
 
-RULES = (_refuse_length_beside_minutes, _refuse_sharded_adapter)
+def _refuse_final_epochs(options: Options) -> Mistakes:
+    if options.final_epochs and (options.adapter is not None or uses_fsdp(options)):
+        yield "--final_epochs is not supported with --adapter and --fsdp"
+
+
+RULES = (_refuse_length_beside_minutes, _refuse_sharded_adapter, _refuse_final_epochs)

@@ -138,6 +138,8 @@ def prepare_set(
     else:
         flags = shlex.join(f"--{name}={value}" for name, value in options.items())
         command = f"{base.command.replace('-m finetune', f'-m finetune {kind}', 1)} {flags}"
+    if kind == "search" and base.user_options.get("final_epochs") is None:
+        changes = {**changes, "final_epochs": 0}  # the trials are judged by the validation rows
     # another process may train in the directory of the first run
     unused = {"output_dir": str(directory / "preparation"), "dry_run": True}
     with reporting(progress):

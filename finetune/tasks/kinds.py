@@ -90,11 +90,11 @@ def encode_labels(
 
 
 def check_order(dataset: DatasetDict, options: LabelOptions, report: Findings) -> None:
-    """Add an error to ``report`` if ``--task ordinal`` is set and the class order is unknown."""
+    """Raise a ``UserError`` if the task is ordinal and the order of the classes is not known."""
     names = class_names(dataset["train"])
     has_mismatch = options.is_ordered and set(names) != set(options.names)
     if has_mismatch or not in_order(dataset["train"], options.names):
-        report.error(
+        report.fail(
             f"--task ordinal: the classes in '{options.columns[0]}' are {list_names(names)}; "
             f"expected {MIN_ORDERED_CLASSES} or more in a known order",
             fix="add --label_order LOWEST,...,HIGHEST with all of them, or use --task single_label",

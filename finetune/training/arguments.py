@@ -57,6 +57,9 @@ class FinetuneArguments(TrainingArguments):
     global_batch_size: int | None = _option(None, "rows per optimizer step, over all devices")
     max_tokens_per_batch: int | None = _option(None, "tokens per optimizer step, with padding")
     class_sampling: Literal["none", "balanced"] = _option("none", "balanced: as many of each class")
+    final_epochs: float | None = _option(
+        None, "epochs on training and validation rows at the end (unset: 3 where rows are few)"
+    )
     max_minutes: float | None = _option(None, "train for M minutes, timed by the first steps")
     resume: bool = _option(False, "continue the run in --output_dir from its newest checkpoint")
     resume_from_checkpoint: str | None = _option(None, "a checkpoint, or last: the newest complete")

@@ -571,16 +571,26 @@ class Trainer(transformers.Trainer):
 
 
 def build_trainer(
-    trainer_kwargs: Callable[[FinetuneArguments], dict[str, Any]],
+    recipe: Any,
     arguments: FinetuneArguments,
-    adapt: Callable[[torch.nn.Module, FinetuneArguments], torch.nn.Module],
+    load_model: Callable[[], torch.nn.Module] | None = None,
+    **changes: Any,
 ) -> Trainer:
-    """Return the trainer of a recipe. ``trainer_kwargs`` returns model, data sets and so on; it is
-    called after seeding, as it initializes the head.
+    """Return the trainer of a recipe.
+
+    Args:
+        recipe: The recipe, whose rows are prepared.
+        arguments: Those of the training.
+        load_model: Returns the model; None for a new one with an initialized head. It is called
+            after seeding.
+        **changes: Keyword arguments in place of those of the recipe.
     """
     set_seed(arguments.seed)
-    kwargs = trainer_kwargs(arguments)
-    if (model := adapt(kwargs["model"], arguments)) is None:
+    model = None
+    if load_model is not None:
+        model = load_model()
+    kwargs = {**recipe.trainer_kwargs(model, arguments), **changes}
+    if (model := recipe.adapt(kwargs["model"], arguments)) is None:
         raise UserError("adapt() returned None: return the model")
     kwargs["model"] = model
     trainer = Trainer(args=arguments, **kwargs)

@@ -368,7 +368,7 @@ def test_groups_are_never_in_two_splits(seed: int, tmp_path: Path) -> None:
     for name in ("validation", "test"):
         rare = sum(label == "rare" for _, label in split_rows(recipe)[name])
         assert abs(rare - share * sizes[name]) <= 2
-    assert "author" in recipe.split_how
+    assert "author" in recipe.loaded.facts.split_how
 
 
 @pytest.mark.contract("C7")

@@ -5,10 +5,13 @@ from scikit-learn and SciPy, and from the Python values that a file was written 
 """
 
 import functools
+import gc
+import inspect
 import itertools
 import json
 import random
 import re
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -220,7 +223,7 @@ def test_the_labels_are_those_of_the_file_and_the_ids_those_of_the_tokenizer(
     file = table.with_name("lists.jsonl") if kind == "lists" else table
     recipe = Text(dataset=str(file), model=str(bert), max_length=LENGTH, **options)
     assert recipe.splits.num_rows == {"train": 65, "validation": 7, "test": 18}
-    assert recipe.task == task
+    assert recipe.kind.name == task
     ids = sorted(number for rows in recipe.splits.values() for number in rows["_row"])
     assert ids == list(range(len(ROWS)))
     labels = [label_of(kind, row) for row in ROWS]
@@ -499,7 +502,7 @@ def test_cells_of_several_labels_are_read(case: str, tmp_path: Path) -> None:
     place: Row = dict(dataset=str(tmp_path / "rows.jsonl"), model="none")
     recipe = Text(**place, text_column="text", label_column="label", **options)
     rows = recipe.load()["train"]
-    assert (recipe.task, rows.features["label"].feature.names) == ("multi_label", names)
+    assert (recipe.kind.name, rows.features["label"].feature.names) == ("multi_label", names)
     decoded = [[names[number] for number in numbers] for numbers in rows["label"]]
     assert decoded == [expected[number % len(labels)] for number in range(120)]
 
@@ -1559,6 +1562,54 @@ def test_compute_metrics_replaces_the_metrics(custom_run: finetune.Run) -> None:
     share = (custom_run.predictions["prediction"] == "good").mean()
     assert {name for name in test if name != "loss"} == {"share_good"}
     assert test["share_good"] == pytest.approx(share)
+
+
+@pytest.mark.contract("A11", "B8")
+def test_a_training_assigns_nothing_to_the_recipe(bert: Path, tmp_path: Path) -> None:
+    """Options stay as they were typed. What follows from them is kept by cached properties only,
+    and recorded in `run.json`.
+    """
+    path = data.write_tags(tmp_path / "tags.jsonl")
+    options = dict(dataset=str(path), label_column="labels", model=str(bert))
+    recipe = Text(**options)
+    before = dict(vars(recipe))
+    arguments = STEP | dict(max_steps=2)
+    recipe.trainer(**arguments, output_dir=str(tmp_path / "trainer")).train()
+    assert {name: vars(recipe)[name] for name in before} == before
+    assert (recipe.task, recipe.max_length, recipe.class_weights) == ("auto", 512, "none")
+    for name in vars(recipe).keys() - before.keys():
+        assert isinstance(inspect.getattr_static(type(recipe), name), functools.cached_property)
+    assert (recipe.kind.name, recipe.token_limit) == ("multi_label", 128)
+    run = finetune.train(
+        Text, **options, **arguments, baseline=False, output_dir=str(tmp_path / "run")
+    )
+    resolved = run.manifest.options
+    assert (resolved["task"], resolved["max_length"]) == ("multi_label", 128)
+
+
+@pytest.mark.contract("B8")
+def test_rows_are_loaded_once_and_free_in_the_training(bert: Path, tmp_path: Path) -> None:
+    """The rows of the source, before they are split, are not in memory during the training."""
+    path = data.write_csv(tmp_path / "a.csv", ["text", "label"], data.labelled_sentences(160))
+    sources = []
+
+    class Watched(Text):
+        dataset: str = str(path)
+
+        def load(self) -> Any:
+            dataset = super().load()
+            sources.append(weakref.ref(dataset["train"]))
+            return dataset
+
+    def look(event: Any) -> None:
+        if type(event).__name__ == "Logged" and "loss" in event.values:
+            gc.collect()
+            held.append([source() is not None for source in sources])
+
+    held: list[list[bool]] = []
+    options = SHORT | dict(model=str(bert), max_steps=2, logging_steps=1)
+    finetune.train(Watched, progress=look, output_dir=str(tmp_path / "run"), **options)
+    assert held == [[False], [False]]
 
 
 PREPARE = """def prepare(self, dataset):

@@ -108,11 +108,12 @@ CASES: dict[str, dict[str, Any]] = {
     "images": dict(recipe="image", max_length=None, dataset="photos", model="vit"),
     "adapter": dict(label_column="verdict", adapter="lora", lora_dora=True),
     "probe": dict(label_column="is_long", task="single_label", **PROBED),
+    "final epochs": dict(label_column="tags", label_separator=";", final_epochs=2),
 }  # fmt: skip
 #: Cases for several processes: three processes train one of each task, and other kinds of steps.
 IN_TWO = [name for name in CASES if name not in ("weights, smoothed", "focal")]
 IN_THREE = ["single label", "weights", "multi label", "regression", "ordinal", "windows"]
-IN_THREE += ["tokens", "rows", "images", "probe"]
+IN_THREE += ["tokens", "rows", "images", "probe", "final epochs"]
 #: Processes: accumulation steps. The reference is one process with one step.
 LAUNCHES = {1: 3, 2: 2, 3: 1}
 #: Extra cases at the end of each job; the last one fails and ends it.
