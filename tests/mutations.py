@@ -280,8 +280,8 @@ MUTATIONS = (
     Mutation(
         "evaluate counts the rows that were tested on as those that were trained on",
         "finetune/pipeline/evaluate.py",
-        'seen_in(rows, recipe.splits["train"], recipe.input_column)',
-        'seen_in(rows, recipe.splits["test"], recipe.input_column)',
+        'trained_on = recipe.splits["train"]',
+        'trained_on = recipe.splits["test"]',
         ("E5",),
     ),
     Mutation(
@@ -350,8 +350,8 @@ MUTATIONS = (
     Mutation(
         "the thresholds of labels are not folded into the saved model",
         "finetune/pipeline/train.py",
-        "head.fold(layer, np.ones(task.width), shift)",
-        "head.fold(layer, np.ones(task.width), 0 * shift)",
+        "head.fold(layer, np.ones(task.width), shift)\n            validation",
+        "head.fold(layer, np.ones(task.width), 0 * shift)\n            validation",
         ("B4",),
     ),
     Mutation(

@@ -146,8 +146,9 @@ def check(words: Sequence[str]) -> int:
     try:
         require_hub(catalog.find(typed.recipe), flags)
         console.import_libraries("finetune.training.arguments")
-        suspects = None if typed.suspects is None else Path(typed.suspects).expanduser()
-        if suspects is not None:
+        suspects = None
+        if typed.suspects is not None:
+            suspects = Path(typed.suspects).expanduser()
             refuse_path(suspects)
         settings = Settings.from_command_line(typed.recipe, flags)
         result = checking.check_settings(settings, deep=typed.deep)
@@ -338,10 +339,9 @@ def compare(words: Sequence[str]) -> int:
 def _free_page() -> str:
     """Return ``comparison.html``, or ``comparison.1.html`` and so on if that exists."""
     page = "comparison.html"
-    for number in itertools.count(1):
-        if not Path(page).exists():
-            break
-        page = f"comparison.{number}.html"
+    numbers = itertools.count(1)
+    while Path(page).exists():
+        page = f"comparison.{next(numbers)}.html"
     return page
 
 

@@ -15,7 +15,7 @@ from finetune.data.prediction_columns import DIGEST, LABEL, PREDICTION
 from finetune.errors import UserError, counted
 from finetune.recipe.run import Run
 from finetune.reporting import tables
-from finetune.reporting.tables import Cell, Table, to_cells
+from finetune.reporting.tables import Cell, Table, score_row
 from finetune.statistics.estimates import holm
 from finetune.statistics.metrics import (
     NamedMetrics,
@@ -49,12 +49,12 @@ class Comparison:
 
     def scores(self, names: Sequence[str]) -> Table:
         """Return a table of metrics: each run, and its difference to the first run."""
-        rows = [[Cell(self.names[0]), *to_cells(self.metrics[0], names)]]
+        rows = [score_row(self.names[0], self.metrics[0], names)]
         columns = (self.names[1:], self.metrics[1:], self.differences)
         for name, metrics, differences in zip(*columns, strict=True):
-            rows.append([Cell(name), *to_cells(metrics, names)])
-            gaps = to_cells(differences, names, signed=True)
-            rows.append([Cell(f"difference to {self.names[0]}"), *gaps])
+            rows.append(score_row(name, metrics, names))
+            title = f"difference to {self.names[0]}"
+            rows.append(score_row(title, differences, names, signed=True))
         return Table(
             f"{counted(self.rows, 'test row')}, the same for all; 95% confidence intervals",
             ["", *names],

@@ -108,21 +108,21 @@ def _label_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
         )
     examples = []
     for index in mistakes.farthest(rows)[:_MAX_MISTAKES]:
-        names = [", ".join(table[name].iloc[index]) or "none" for name in (LABEL, PREDICTION)]
-        examples.append((index, list(map(Cell, names))))
+        row = table.iloc[index]
+        texts = [run.kind.describe(row, name) for name in (LABEL, PREDICTION)]
+        examples.append((index, list(map(Cell, texts))))
     return [tables.classes(run.statistics), note, _examples(table, "labels predicted", examples)]
 
 
 def _probability_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     statistics = run.statistics
-    metric = "expected_calibration_error"
     calibration = statistics.calibration
     curves = plots.ranking(rows, statistics.classes or {})
     if not calibration:
         return [curves]
     sentence = (
         "The expected calibration error (the mean gap between confidence and accuracy) is "
-        f"{calibration[metric]:.3f}. A calibrated model stays below "
+        f"{calibration['expected_calibration_error']:.3f}. A calibrated model stays below "
         f"{calibration['calibrated']:.3f} on 95 of 100 test sets of this size."
     )
     if (temperature := run.manifest.temperature) not in (None, 1.0):
@@ -132,8 +132,7 @@ def _probability_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list
 
 def _slice_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     user = without_bytes(run.user_rows)
-    kinds = {field.name: field.type for field in user.schema}
-    flat = user.select([name for name in kinds if not pa.types.is_nested(kinds[name])])
+    flat = user.select([field.name for field in user.schema if not pa.types.is_nested(field.type)])
     slices = mistakes.worst_slices(rows, table.get("tokens"), flat.to_pandas(), _MAX_SLICES)
     cells = []
     for part in slices:
@@ -152,13 +151,13 @@ def _slice_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
 def _mistake_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     wrong = mistakes.most_confident(rows)
     suspects = suspicion(run, rows)
-    suspected = suspects.rows if suspects else np.array([], dtype=np.int64)
+    suspected: Sequence[int] | np.ndarray = ()
     sentence = f"{len(wrong):,} of {len(rows):,} predictions are wrong. "
     if suspects is None:
         sentence += "No label is suspected: the model beats no baseline, or there are too few rows "
         sentence += "or too many mistakes."
     else:
-        rate = suspects.wrong
+        suspected, rate = suspects.rows, suspects.wrong
         sentence += (
             f"Of the {suspects.confident:,} most confident predictions, {len(suspected):,} "
             "contradict the label, which may be wrong: check these rows by hand. At most about "
@@ -181,8 +180,12 @@ def _examples(
     table: pd.DataFrame, columns: str, examples: Sequence[tuple[int, list[Cell]]]
 ) -> Table:
     """Return a table of the most confident mistakes: the inputs of each row, then cells."""
-    inputs = {"text": "text", THUMBNAIL: "image"}
-    header = ["row", *(inputs[name] for name in inputs if name in table), *columns.split()]
+    header = ["row"]
+    if "text" in table:
+        header.append("text")
+    if THUMBNAIL in table:
+        header.append("image")
+    header += columns.split()
     lines = []
     for index, cells in examples:
         row = table.iloc[index]
@@ -194,7 +197,7 @@ def _examples(
             if jpeg := row[THUMBNAIL]:
                 url = f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
             line.append(Cell("", str(row.get("file", "")), image=url))
-        lines.append([*line, *cells])
+        lines.append(line + cells)
     return Table("The most confident mistakes", header, lines)
 
 

@@ -151,8 +151,8 @@ def ranking(predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]]) -> 
     plots = []
     has_enough = np.minimum(supports, len(predicted) - supports) >= _MIN_ROWS_OF_CLASS
     numbers = np.flatnonzero(has_enough).tolist()
-    if len(names) == 2:
-        numbers = [1] if has_enough.all() else []
+    if len(names) == 2:  # either both have enough rows, or none
+        numbers = numbers[1:]
     if not numbers:
         return []
     for area, measure in AREAS.items():
@@ -189,13 +189,12 @@ def ranking(predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]]) -> 
 
 def reliability(calibration: Mapping[str, Any]) -> list[Plot]:
     """Plot accuracy by confidence."""
-    bins = calibration["bins"]
-    if sum(row["rows"] for row in bins) < _MIN_ROWS:
+    bins = pd.DataFrame(calibration["bins"])
+    if bins["rows"].sum() < _MIN_ROWS:
         return []
     figure, (axes,) = panels(1, height=4.0)
     axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5, label="perfect")
-    x, y = zip(*((point["confidence"], point["accuracy"]) for point in bins), strict=True)
-    axes.plot(x, y, color=BLUE, marker="o", label="model")
+    axes.plot(bins["confidence"], bins["accuracy"], color=BLUE, marker="o", label="model")
     axes.set_ylim(0, 1.02)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(PercentFormatter(1))
@@ -220,7 +219,8 @@ def predicted_and_true(labels: np.ndarray, predicted: np.ndarray, name: str, suf
     """
     figure, (axes,) = panels(1, height=4.0)
     rows = np.random.default_rng(0).permutation(len(labels))[:_MAX_DOTS]
-    ends = [min(labels.min(), predicted.min()), max(labels.max(), predicted.max())]
+    values = np.concatenate([labels, predicted])
+    ends = [values.min(), values.max()]
     axes.plot(ends, ends, color=GREY, linestyle=":")
     axes.scatter(predicted[rows], labels[rows], color=BLUE, alpha=0.4, s=9, rasterized=True)
     label_axes(axes, "Predicted and true value", x=f"predicted {_shorten(name)}", y="true value")

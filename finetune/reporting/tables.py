@@ -150,6 +150,13 @@ def to_cells(scores: Mapping[str, Any], names: Iterable[str], signed: bool = Fal
     return cells
 
 
+def score_row(
+    title: str, scores: Mapping[str, Any], names: Iterable[str], signed: bool = False
+) -> list[Cell]:
+    """Return the row of a table: its title, then :func:`to_cells`."""
+    return [Cell(title), *to_cells(scores, names, signed)]
+
+
 def excerpt(text: str) -> Cell:
     """Return a cell with the first 1,200 characters of a text, without blank lines."""
     text = re.sub(r"\s*\n\s*", "\n", text)
@@ -162,12 +169,17 @@ def scores(run: Run) -> Table:
     """Return a table of the scores of a run, of the baselines, and the differences to them."""
     statistics = run.statistics
     names = run.headline
-    rows = [[Cell("fine-tuned"), *to_cells(statistics.metrics, names)]]
-    rows.append([Cell("on validation rows"), *to_cells(run.metrics.validation, names)])
+    validated = "on validation rows"
+    if run.manifest.arguments.get("final_epochs"):
+        validated += ", before they were trained on"
+    rows = [
+        score_row("fine-tuned", statistics.metrics, names),
+        score_row(validated, run.metrics.validation, names),
+    ]
     for baseline, values in run.metrics.baseline.items():
         gaps = statistics.beyond.get(baseline, {})
-        rows.append([Cell(baseline), *to_cells(values, names)])
-        rows.append([Cell("difference to baseline"), *to_cells(gaps, names, signed=True)])
+        rows.append(score_row(baseline, values, names))
+        rows.append(score_row("difference to baseline", gaps, names, signed=True))
     return Table(
         f"Test set, {statistics.rows:,} rows, 95% confidence intervals", ["", *names], rows
     )
@@ -176,7 +188,7 @@ def scores(run: Run) -> Table:
 def metrics(caption: str, statistics: Statistics, headline: Sequence[str] = ()) -> Table:
     """Return a table of all scores that are not in ``headline``, one per row."""
     values = statistics.metrics
-    rows = [[Cell(name), *to_cells(values, [name])] for name in values if name not in headline]
+    rows = [score_row(name, values, [name]) for name in values if name not in headline]
     return Table(caption, ["", ""], rows)
 
 
@@ -185,8 +197,10 @@ def evaluation(result: Any) -> list[Table | str]:
     source = f"{result.source}, {counted(result.rows, 'row')}"
     if (statistics := result.statistics) is None:
         names = [name for name, value in result.metrics.items() if isinstance(value, float)]
-        scores = {"now": result.metrics, "recorded": result.recorded or {}}
-        rows = [[Cell(row), *to_cells(scores[row], names)] for row in scores]
+        rows = [
+            score_row("now", result.metrics, names),
+            score_row("recorded", result.recorded or {}, names),
+        ]
         return [Table(f"test set of {source}", ["", *names], rows), *result.notes]
     scores_of_all = metrics(f"{source}, 95% confidence intervals", statistics)
     details = targets(statistics), classes(statistics)
@@ -258,7 +272,7 @@ def targets(statistics: Statistics) -> Table:
     """Return a table of the scores of each target; without rows if there is only one."""
     values: Mapping[str, Mapping[str, Any]] = statistics.targets or {}
     names = list(next(iter(values.values()), {}))
-    rows = [[Cell(target), *to_cells(row, names)] for target, row in values.items()]
+    rows = [score_row(target, scores, names) for target, scores in values.items()]
     return Table(
         "Scores of each target; all other scores are means over the targets",
         ["target", *names],
@@ -297,13 +311,13 @@ def verdicts(run: Run) -> list[str]:
     better = directions(run.manifest)
     sentences = []
     advice = []
+    metric = next(iter(run.headline), "")
     for baseline, gaps in run.statistics.beyond.items():
-        if not gaps.keys() & set(run.headline[:1]):
+        if metric not in gaps:
             continue
         sentences.append(
             judge("The model", f"the baseline '{baseline}'", gaps, run.headline, better)
         )
-        metric = run.headline[0]
         has_direction = baseline.startswith(FROZEN) and metric in better
         if has_direction and sign(gaps[metric]) != better[metric]:
             advice = [_TO_TRY]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from finetune.errors import UserError
 from finetune.pipeline.compare import read_same_rows
-from finetune.reporting.tables import Cell, Table, directions, judge, to_cells
+from finetune.reporting.tables import Table, directions, judge, score_row
 from finetune.sets.report import (
     estimate_means,
     finished_runs,
@@ -51,7 +51,7 @@ def compare_sets(
     lines = []
     names = list(map(str, paths))
     for name, part in zip(names, parts, strict=True):
-        lines.append([Cell(name), *to_cells(estimate_means(part, metrics), headline)])
-    lines.append([Cell("difference"), *to_cells(gaps, headline, signed=True)])
+        lines.append(score_row(name, estimate_means(part, metrics), headline))
+    lines.append(score_row("difference", gaps, headline, signed=True))
     verdict = judge(names[1], names[0], gaps, headline, directions(first[0].manifest))
     return Table(f"Means over seeds, {len(rows[0]):,} test rows", ["", *headline], lines), verdict

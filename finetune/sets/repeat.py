@@ -51,8 +51,9 @@ def run_repeat(base: Settings, progress: Progress = ignore, seeds: int = 5) -> R
     prepared = prepare_set("repeat", base, {"seed": first}, {"seeds": seeds}, progress)
     run_set = open_set("repeat", prepared)
     for number, seed in enumerate(range(first, first + seeds), start=1):
-        changes = {"seed": seed, "output_dir": str(run_set.path / f"seed-{seed}")}
-        run = run_one(base.with_options({**changes, "resume": True}), progress)
+        directory = run_set.path / f"seed-{seed}"
+        changes = {"seed": seed, "output_dir": str(directory), "resume": True}
+        run = run_one(base.with_options(changes), progress)
         if distributed.is_main_process():
             metric = run.headline[0]
             score = format_number(run.metrics.test[metric])

@@ -16,12 +16,12 @@ from finetune.errors import UserError
 from finetune.pipeline.compare import metrics_of, read_same_rows
 from finetune.recipe.run import Run
 from finetune.reporting import plots, tables
-from finetune.reporting.tables import Cell, Table, format_score, to_cells
+from finetune.reporting.tables import Table, format_score, score_row
 from finetune.sets import require_optuna
 from finetune.sets.run_set import RunSet
 from finetune.statistics.estimates import estimate_over_seeds
 from finetune.statistics.functions import Metric
-from finetune.statistics.metrics import NamedMetrics, has_interval, max_effective_rows
+from finetune.statistics.metrics import NamedMetrics, max_effective_rows
 
 PAGE = "report.html"
 
@@ -55,10 +55,10 @@ def _describe_seeds(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
     _, rows = read_same_rows(runs)
     scores = estimate_means(rows, headline_metrics(runs[0], rows[0]))
     names = list(scores)
-    lines = [[Cell(run.path.name), *to_cells(run.metrics.test, names)] for run in runs]
-    lines.append([Cell("mean"), *to_cells(scores, names)])
+    lines = [score_row(run.path.name, run.metrics.test, names) for run in runs]
+    lines.append(score_row("mean", scores, names))
     deviations = {name: score["deviation"] for name, score in scores.items()}
-    lines.append([Cell("standard deviation"), *to_cells(deviations, names)])
+    lines.append(score_row("standard deviation", deviations, names))
     table = Table(f"Test set, {len(rows[0]):,} rows, {len(runs)} seeds", ["", *names], lines)
     verdict = f"Mean of {len(runs)} seeds: {format_score(names[0], scores[names[0]])}."
     note = "The interval of the mean is for other seeds and other test rows."
@@ -93,9 +93,7 @@ def estimate_means(rows: Sequence[Any], metrics: NamedMetrics) -> dict[str, dict
     scores = {}
     for name, metric in metrics.items():
         replicates = replicate_runs(rows, metric)
-        limit = 0.0
-        if has_interval(rows[0], metric):
-            limit = max_effective_rows(rows[0], metric)
+        limit = max_effective_rows(rows[0], metric)
         score = asdict(estimate_over_seeds(replicates, metric.scale, limit))
         scores[name] = score | {"deviation": float(replicates[:, 0].std(ddof=1))}
     return scores

@@ -34,13 +34,16 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 
+Kind = Literal["repeat", "search"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SetManifest(Record):
     """``set.json``."""
 
     NAME = SET
 
-    kind: Literal["repeat", "search"]
+    kind: Kind
     recipe: str  # its name, or the path of its file
     command: str  # continues the set
     metric: str  # chooses the best checkpoint of a run, and the best run of a search
@@ -102,7 +105,7 @@ _REFUSED = {
 
 
 def prepare_set(
-    kind: Literal["repeat", "search"],
+    kind: Kind,
     base: Settings,
     changes: Mapping[str, Any],
     typed: Mapping[str, Any],
@@ -151,7 +154,7 @@ def prepare_set(
 
 
 def open_set(
-    kind: Literal["repeat", "search"],
+    kind: Kind,
     prepared: Prepared,
     space: Mapping[str, BaseDistribution] | None = None,
 ) -> RunSet:

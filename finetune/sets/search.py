@@ -128,7 +128,7 @@ def run_search(
             )
         )
     note(Noted(f"{winner.path.name} is the best of {count}: evaluating it on the test rows"))
-    run_one(base.with_options({**winner.changes, "resume": True}), progress)
+    run_one(base.with_options(winner.changes), progress)
     if is_main and (gap_note := study.finish(winner, base.user_options)):
         note(Noted(gap_note))
     return run_set
@@ -163,8 +163,7 @@ def _run_trial(trial: Trial, study: Trials, base: Settings, progress: Progress) 
         caught = (Pruned, Diverged, UserError)
     failure: Exception | None = None
     try:
-        settings = base.with_options({**trial.changes, "resume": True})
-        run_one(settings, progress, _Pruning(study))
+        run_one(base.with_options(trial.changes), progress, _Pruning(study))
     except caught as error:
         failure = error.with_traceback(None)  # which holds the model
     gc.collect()

@@ -157,10 +157,10 @@ def check_values(space: Mapping[str, BaseDistribution], base: Settings) -> None:
 
 def max_epochs(space: Mapping[str, BaseDistribution], values: ArgumentValues) -> int:
     """Return the most epochs of a trial, rounded up."""
-    epochs: list[float] = [values.num_train_epochs]
+    epochs: float = values.num_train_epochs
     if "num_train_epochs" in space:
-        epochs = list(list_values(space["num_train_epochs"]))
-    return math.ceil(max(epochs))
+        epochs = max(list_values(space["num_train_epochs"]))
+    return math.ceil(epochs)
 
 
 def list_values(distribution: BaseDistribution) -> Sequence[Any]:

@@ -1,24 +1,23 @@
 """The report of a search: trials, history, and the importance of options."""
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import optuna
+import pandas as pd
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.text import Text
 from optuna.exceptions import ExperimentalWarning
 from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from optuna.visualization import matplotlib as optuna_plots
 
 from finetune.errors import counted
 from finetune.recipe.run import Run
 from finetune.reporting import plots
 from finetune.reporting.plots import INK, Plot
-from finetune.reporting.tables import Cell, Table, format_number, format_score, to_cells
+from finetune.reporting.tables import Cell, Table, format_number, format_score, score_row
 from finetune.sets.run_set import RunSet
 from finetune.sets.trials import list_trials, open_study, reason_of, short, trial_name, trials_in
 
@@ -35,7 +34,7 @@ def describe(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
     verdicts = ["The search is not finished."]
     figures = []
     if complete:
-        figures.append(_history(study, complete, manifest.metric))
+        figures.append(_history(study, manifest.metric))
         if manifest.winner == trial_name(study.best_trial.number):
             verdicts = _describe_winner(run_set, study)
     if len(complete) >= _MIN_TRIALS and len(complete[0].params) > 1:
@@ -79,7 +78,7 @@ def _trials_table(study: optuna.Study, metric: str) -> Table:
             scores[metric] = trial.value
         elif trial.state == TrialState.FAIL:
             reason = reason_of(trial)
-        line = [Cell(trial_name(trial.number)), *to_cells(scores, [metric])]
+        line = score_row(trial_name(trial.number), scores, [metric])
         for name in names:
             line.append(Cell(short(trial.params.get(name, "")), kind="number"))
         line.append(Cell(trial.state.name.lower(), reason))
@@ -87,21 +86,18 @@ def _trials_table(study: optuna.Study, metric: str) -> Table:
     return Table("Trials, scores on the validation rows", ["", metric, *names, ""], lines)
 
 
-def _history(study: optuna.Study, complete: Sequence[FrozenTrial], metric: str) -> Plot:
+def _history(study: optuna.Study, metric: str) -> Plot:
     """Plot the score of each complete trial, and the best so far, by minutes since the start."""
-    points = []
-    for trial in complete:
-        if trial.datetime_complete is not None and trial.value is not None:
-            points.append((trial.datetime_complete.timestamp(), trial.value))
-    start = min(trial.datetime_start.timestamp() for trial in study.trials if trial.datetime_start)
-    minutes, values = [], []
-    for seconds, value in sorted(points):
-        minutes.append((seconds - start) / 60)
-        values.append(value)
-    best = np.maximum if study.direction == StudyDirection.MAXIMIZE else np.minimum
+    trials = study.trials_dataframe(("value", "state", "datetime_start", "datetime_complete"))
+    complete = trials[trials["state"] == "COMPLETE"].sort_values("datetime_complete")
+    start = trials["datetime_start"].min()
+    minutes = (complete["datetime_complete"] - start) / pd.Timedelta(minutes=1)
+    values = complete["value"]
+    best_so_far = values.cummin()
+    if study.direction == StudyDirection.MAXIMIZE:
+        best_so_far = values.cummax()
     figure, (axes,) = plots.panels(1, height=2.6)
     axes.plot(minutes, values, "o", color=plots.BLUE, label="trial")
-    best_so_far = best.accumulate(values)
     axes.step(minutes, best_so_far, where="post", color=plots.COLOURS[1], label="best so far")
     plots.label_axes(axes, f"Validation {metric}", x="minutes")
     return Plot(

@@ -62,8 +62,8 @@ class Trial:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The options of its run."""
-        return {**self.params, "output_dir": str(self.path)}
+        """The options of its run, which continues from its checkpoint if there is one."""
+        return {**self.params, "output_dir": str(self.path), "resume": True}
 
 
 @dataclass

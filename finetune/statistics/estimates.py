@@ -198,26 +198,25 @@ def difference(
     replicates = second - first
     if not np.isfinite(replicates).all():
         return Estimate(float(replicates[0]))
-    value, middle = float(replicates[0]), float(replicates[0]) - _bias(replicates)
+    value = float(replicates[0])
+    middle = value - _bias(replicates)
     # add one row in favor of each model (Agresti and Min, Biometrics 61, 2005)
+    width = scale.highest - scale.lowest
     unseen = 0.0
-    if math.isfinite(scale.highest - scale.lowest):
+    if math.isfinite(width):
         unseen = math.sqrt(0.5) / rows
     error = math.hypot(_error(replicates), unseen)
     reach = error * _quantile(replicates, rows)
-    ends = np.array([min(value, middle - reach), max(value, middle + reach)])
+    low, high = min(value, middle - reach), max(value, middle + reach)
     if different is not None and different < MIN_DIFFERENT_ROWS:
-        ends = np.array([min(ends[0], 0.0), max(ends[1], 0.0)])
-    width = scale.highest - scale.lowest
-    low, high = np.clip(ends, min(value, -width), max(value, width))
+        low, high = min(low, 0.0), max(high, 0.0)
+    low, high = np.clip([low, high], min(value, -width), max(value, width))
     return Estimate(value, float(low), float(high))
 
 
 def _error(replicates: np.ndarray) -> float:
-    count = len(replicates) - 1
-    if count:
-        return float(np.sqrt((count - 1) * replicates[1:].var()))
-    return 0.0
+    groups = len(replicates) - 1
+    return float(np.sqrt((groups - 1) * replicates[1:].var()))
 
 
 def _bias(replicates: np.ndarray) -> float:
@@ -246,8 +245,9 @@ def shares(hits: Any, rows: Any) -> list[Estimate]:
     has no rows.
     """
     hits, rows = np.asarray(hits, dtype=np.float64), np.asarray(rows, dtype=np.float64)
-    values = hits / np.maximum(rows, 1)
-    low, high = wilson(values, np.maximum(rows, 1))
+    divisors = np.maximum(rows, 1)
+    values = hits / divisors
+    low, high = wilson(values, divisors)
     columns = zip(values.tolist(), low.tolist(), high.tolist(), rows.tolist(), strict=True)
     return [Estimate(*ends) if count else Estimate(0.0, 0.0, 1.0) for *ends, count in columns]
 

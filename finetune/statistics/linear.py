@@ -65,9 +65,9 @@ def fit_classes(
     features: np.ndarray,
     labels: np.ndarray,
     classes: int,
-    row_weights: np.ndarray | None = None,
+    row_weights: np.ndarray | None,
     *,
-    has_bias: bool = True,
+    has_bias: bool,
 ) -> Linear:
     """Return multinomial logistic regression; its outputs are the logits of all classes. With many
     classes, where it would take minutes, they are those of ridge regression.
@@ -102,9 +102,9 @@ def fit_classes(
 def fit_labels(
     features: np.ndarray,
     is_positive: np.ndarray,
-    positive_weights: np.ndarray | None = None,
+    positive_weights: np.ndarray | None,
     *,
-    has_bias: bool = True,
+    has_bias: bool,
 ) -> Linear:
     """Return a binary logistic regression for each label.
 
@@ -127,7 +127,7 @@ def fit_labels(
     return Linear(np.array(weights), np.array(biases))
 
 
-def fit_numbers(features: np.ndarray, targets: np.ndarray, *, has_bias: bool = True) -> Linear:
+def fit_numbers(features: np.ndarray, targets: np.ndarray, *, has_bias: bool) -> Linear:
     """Return ridge regression; leave-one-out errors choose its strength.
 
     Args:

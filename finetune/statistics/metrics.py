@@ -132,8 +132,6 @@ def estimate(rows: Any, metrics: NamedMetrics) -> dict[str, dict[str, float]]:
             score = share(int(rows.is_correct.sum()), len(rows))
         elif metric.name.endswith("_binary"):
             score = _score_classes(rows)[metric.name.removesuffix("_binary")][1]
-        elif not has_interval(rows, metric):
-            score = Estimate(float(metric.function(rows)[0]))
         else:
             limit = max_effective_rows(rows, metric)
             score = estimates.estimate(metric.function(rows), metric.scale, limit)
@@ -147,11 +145,13 @@ def has_interval(rows: Any, metric: Metric) -> bool:
 
 
 def max_effective_rows(rows: Any, metric: Metric) -> float:
-    """Return the upper limit of the effective sample size of a metric.
+    """Return the upper limit of the effective sample size of a metric; 0 if it has no interval.
 
     For areas it is twice the smaller side of each class. For other shares it is all rows, or
     infinite with enough right and wrong rows for a reliable jackknife.
     """
+    if not has_interval(rows, metric):
+        return 0.0
     if metric.name in _AREAS:
         fewer = np.minimum(rows.supports, len(rows) - rows.supports)
         is_binary = rows.kind == "classes" and len(fewer) == 2
@@ -169,8 +169,7 @@ def rare_classes(rows: NamedRows) -> list[str]:
     otherwise an empty list.
     """
     is_rare = np.minimum(rows.supports, len(rows) - rows.supports) < MIN_ROWS_OF_CLASS
-    has_no_interval = is_rare.mean() > MAX_RARE_SHARE
-    if has_no_interval:
+    if is_rare.mean() > MAX_RARE_SHARE:
         return [rows.names[number] for number in np.flatnonzero(is_rare)]
     return []
 
@@ -256,19 +255,20 @@ def describe_classes(rows: NamedRows) -> dict[str, Any]:
 
     Areas are left out if no row, or every row, has the class.
     """
-    true = rows.tallies[1][0]
+    supports = rows.supports.tolist()
     scores = _score_classes(rows)
     areas = {"roc_area": ROC} if rows.kind == "classes" else {}
     areas |= {"pr_area": PRECISION}
     table: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(rows.names):
         table[name] = {score: asdict(column[number]) for score, column in scores.items()}
-        fewer = min(true[number], len(rows) - true[number])
+        fewer = min(supports[number], len(rows) - supports[number])
         if fewer:
             for area, curve in areas.items():
-                score = estimates.estimate(rows.areas[curve][:, number], SHARE, 2 * fewer)
-                table[name][area] = asdict(
-                    score if fewer >= MIN_ROWS_OF_CLASS else Estimate(score.value)
-                )
-        table[name]["support"] = int(true[number])
+                limit = 0
+                if fewer >= MIN_ROWS_OF_CLASS:
+                    limit = 2 * fewer
+                score = estimates.estimate(rows.areas[curve][:, number], SHARE, limit)
+                table[name][area] = asdict(score)
+        table[name]["support"] = supports[number]
     return table

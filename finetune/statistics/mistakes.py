@@ -82,16 +82,22 @@ def worst_slices(
         if 1 < table[column].nunique() <= 30:
             names.append(f"{column} = " + table[column].astype("string"))
     names.append(pd.Series([f"true class '{rows.names[label]}'" for label in rows.labels]))
-    slices: list[dict[str, Any]] = []
+    facts_of_slices: list[dict[str, Any]] = []
     overall = float(rows.is_correct.mean())
     for slice_of_row in names:
         by_slice = pd.Series(rows.is_correct).groupby(slice_of_row.to_numpy(), sort=False)
         for name, correct in by_slice:
             if 20 <= len(correct) < len(rows):
                 accuracy = share(int(correct.sum()), len(correct))
-                facts = {"name": name, "rows": len(correct), "accuracy": asdict(accuracy)}
-                slices.append({**facts, "lower": accuracy.high < overall})
-    return sorted(slices, key=lambda facts: float(facts["accuracy"]["value"]))[:most]
+                facts_of_slices.append(
+                    {
+                        "name": name,
+                        "rows": len(correct),
+                        "accuracy": asdict(accuracy),
+                        "lower": accuracy.high < overall,
+                    }
+                )
+    return sorted(facts_of_slices, key=lambda facts: float(facts["accuracy"]["value"]))[:most]
 
 
 def describe_calibration(rows: ScoredRows) -> dict[str, Any]:

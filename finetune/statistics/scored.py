@@ -255,9 +255,11 @@ def agreement(first: Any, second: Any) -> dict[str, Any]:
         or of a number in standard deviations. It is NaN if an answer is not finite.
     """
     changes = gaps = distances(first, second)
+    limit = 0.05
     if first.kind != "numbers":
         gaps = np.abs(first.probabilities.rows() - second.probabilities.rows())
-    changed = int(np.count_nonzero(~(changes <= (0.05 if first.kind == "numbers" else 0.0))))
+        limit = 0.0
+    changed = int(np.count_nonzero(~(changes <= limit)))
     return {"rows": len(first), "changed": changed, "largest_difference": float(gaps.max())}
 
 

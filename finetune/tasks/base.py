@@ -18,6 +18,7 @@ from finetune.data.prediction_columns import LABEL, MAX_PROBABILITY_COLUMNS, pro
 from finetune.errors import UserError, list_first, suggestion
 from finetune.statistics import baselines, linear, metrics
 from finetune.statistics.baselines import BaselineData, Baselines
+from finetune.statistics.functions import MODULES
 from finetune.statistics.linear import Linear
 from finetune.statistics.metrics import MetricArguments, NamedMetrics, module_of
 from finetune.statistics.results import Statistics
@@ -50,7 +51,6 @@ class Task(ABC, Generic[S]):
     metric_config: ClassVar[str | None] = None  # the ``config_name`` of local metrics, if any
     #: The default metrics; the first one is the default of ``--metric_for_best_model``.
     metrics: ClassVar[MetricArguments] = {}
-    metric_modules: ClassVar[Sequence[str]]  # the folders in ``metrics/`` for these labels
     #: The choices of ``--loss_function``: functions of logits and targets that return the loss of
     #: each row, ``(rows,)``. The first is the default, and replaces ``focal`` in an evaluation.
     losses: ClassVar[Mapping[str, RowLoss]]
@@ -128,8 +128,7 @@ class Task(ABC, Generic[S]):
     @property
     def linear_model(self) -> str:
         """The name of the model that :meth:`fit_linear` fits."""
-        is_many = self.width > baselines.MAX_CLASSES_OF_REGRESSION
-        if is_many:
+        if self.width > baselines.MAX_CLASSES_OF_REGRESSION:
             return "ridge regression"
         return "logistic regression"
 
@@ -227,12 +226,13 @@ class Task(ABC, Generic[S]):
 
     def refuse_metrics(self, scoring: MetricArguments) -> None:
         """Raise a ``UserError`` that lists local metrics for another kind of label."""
-        names = ", ".join(self.metric_modules)
+        modules = MODULES[self.name]
         mistakes = []
         for name, arguments in scoring.items():
             module, _ = module_of(name, arguments)
-            if module not in self.metric_modules and not module.endswith(".py"):  # a custom metric
-                mistakes.append(f"--metrics {name}: the task {self.name} expects {names}")
+            if module not in modules and not module.endswith(".py"):  # a custom metric
+                expected = ", ".join(modules)
+                mistakes.append(f"--metrics {name}: the task {self.name} expects {expected}")
         if mistakes:
             raise UserError(*mistakes)
 

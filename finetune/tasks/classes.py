@@ -23,7 +23,6 @@ from finetune.data.prediction_columns import (
 )
 from finetune.statistics import baselines, linear, metrics, mistakes, scored
 from finetune.statistics.baselines import BaselineData, Baselines
-from finetune.statistics.functions import MODULES
 from finetune.statistics.linear import Linear
 from finetune.statistics.metrics import NamedMetrics
 from finetune.statistics.results import Statistics
@@ -55,7 +54,6 @@ class SingleLabel(Task[ScoredRows]):
     problem_type = "single_label_classification"
     label_kind = "classes"
     metrics = {"accuracy": {}, "f1": {"average": "macro"}}
-    metric_modules = MODULES["single_label"]
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
     has_one_class = has_probabilities = True
     function = "softmax"
@@ -118,7 +116,6 @@ class Ordinal(SingleLabel):
 
     name = "ordinal"
     metrics = {**SingleLabel.metrics, "quadratic_kappa": {}, "mean_absolute_error": {}}
-    metric_modules = MODULES["ordinal"]
     losses = {"cross_entropy": losses.cross_entropy, "soft": losses.soft_labels}
 
 
@@ -140,7 +137,6 @@ class MultiLabel(Task[ScoredLabels]):
         "subset_accuracy": {"module": "accuracy"},
         "average_precision": {"average": "macro"},
     }
-    metric_modules = MODULES["multi_label"]
     losses = {"binary_cross_entropy": losses.binary_cross_entropy, "focal": losses.binary_focal}
     has_probabilities = True
     function = "sigmoid"

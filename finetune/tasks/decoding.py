@@ -28,7 +28,7 @@ def probabilities(outputs: np.ndarray, function: Function, temperature: float = 
         values = np.exp(values - values.max(axis=1, keepdims=True))
         return np.asarray(values / values.sum(axis=1, keepdims=True))
     if function == "sigmoid":
-        return np.asarray((1 + np.tanh(values / 2)) / 2)
+        return (1 + np.tanh(values / 2)) / 2
     return values
 
 

@@ -112,10 +112,11 @@ def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.nd
         counts = np.bincount(targets, minlength=len(names))
     else:
         counts = np.count_nonzero(targets, axis=0)
-    if text == "balanced" and has_one_class:
-        return np.where(counts, total / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1.0)
     if text == "balanced":
-        return np.where(counts * (total - counts), (total - counts) / np.maximum(counts, 1), 1.0)
+        divisors = np.maximum(counts, 1)
+        if has_one_class:
+            return np.where(counts, total / (np.count_nonzero(counts) * divisors), 1.0)
+        return np.where(counts * (total - counts), (total - counts) / divisors, 1.0)
     weights: dict[str, float] = {}
     mistakes: list[str] = []
     for part in split_values(text) or [text]:

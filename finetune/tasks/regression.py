@@ -13,7 +13,6 @@ from finetune.data.prediction_columns import LABEL, PREDICTION, of_target
 from finetune.errors import UserError
 from finetune.statistics import baselines, linear, metrics
 from finetune.statistics.baselines import BaselineData, Baselines
-from finetune.statistics.functions import MODULES
 from finetune.statistics.linear import Linear
 from finetune.statistics.metrics import NamedMetrics
 from finetune.statistics.results import Statistics
@@ -40,7 +39,6 @@ class Regression(Task[ScoredNumbers]):
     problem_type = "regression"
     label_kind = "numbers"
     metrics = {metric: {} for metric in ("r2", "mae", "rmse", "pearson", "spearman")}
-    metric_modules = MODULES["regression"]
     linear_model = "ridge regression"
     losses = {  # means over the targets
         "mse": lambda outputs, targets: ((outputs - targets) ** 2).mean(dim=-1),
@@ -144,7 +142,7 @@ class Regression(Task[ScoredNumbers]):
         """Return a power of two for each output: multiplying float32 by it does not round."""
         mean = 0 if layer.bias is not None else np.array(self.mean)
         exponents = np.round(np.log2(np.hypot(self.deviation, mean)))
-        return np.asarray(np.exp2(np.clip(exponents, -100, 100)))
+        return np.exp2(np.clip(exponents, -100, 100))
 
     def describe_balance(self, targets: np.ndarray) -> Sequence[str]:
         columns = targets.reshape(len(targets), -1).astype(np.float64).T
@@ -172,11 +170,9 @@ class Regression(Task[ScoredNumbers]):
         return ScoredNumbers(labels, self.decide(outputs))
 
     def scored_in(self, table: pd.DataFrame) -> ScoredNumbers:
-        labels, predictions = (
-            self.decide(table[self._names(column)].to_numpy(dtype=np.float64))
-            for column in (LABEL, PREDICTION)
-        )
-        return ScoredNumbers(labels, predictions)
+        labels = table[self._names(LABEL)].to_numpy(dtype=np.float64)
+        outputs = table[self._names(PREDICTION)].to_numpy(dtype=np.float64)
+        return self.scored(self.decide(labels), outputs)
 
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
         return self._columns(LABEL, labels) | self._columns(PREDICTION, outputs)

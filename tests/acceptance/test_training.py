@@ -757,7 +757,9 @@ def assert_identical(run: Path, expected: Path) -> None:
         assert Run.load(run).metrics[split] == Run.load(expected).metrics[split]
     assert Run.load(run).predictions.equals(Run.load(expected).predictions)
     last = list((expected / checkpoints(expected)[-1]).iterdir())
-    assert {path.name for path in last} >= {"model.safetensors", "optimizer.pt", "scheduler.pt"}
+    names = {path.name for path in last}
+    assert names >= {"optimizer.pt", "scheduler.pt"}
+    assert names & {"model.safetensors", "adapter_model.safetensors"}
     assert [path for path in last if path.name.startswith("rng_state")]
     for path in [expected / "model.safetensors", *last]:
         other = run / path.relative_to(expected)
