@@ -350,8 +350,8 @@ MUTATIONS = (
     Mutation(
         "the thresholds of labels are not folded into the saved model",
         "finetune/pipeline/train.py",
-        "head.fold(layer, np.ones(task.width), shift)\n            validation",
-        "head.fold(layer, np.ones(task.width), 0 * shift)\n            validation",
+        "head.fold(layer, np.ones(len(shift)), shift)",
+        "head.fold(layer, np.ones(len(shift)), 0 * shift)",
         ("B4",),
     ),
     Mutation(

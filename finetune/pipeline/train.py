@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import DatasetDict, concatenate_datasets
 from scipy.special import expit
 from transformers import (
@@ -296,7 +297,7 @@ def _train_and_predict(
             assert trainer.model is not None
             layer = head.last_linear(trainer.model, task.width)
             weights = copy.deepcopy(layer.state_dict())
-            head.fold(layer, np.ones(task.width), shift)
+            _fold(layer, shift)
             validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
             # the probabilities that the shift moves to one half
             thresholds = dict(zip(task.labels, expit(-shift).tolist(), strict=True))
@@ -306,7 +307,7 @@ def _train_and_predict(
             is_final = True
             _train_on_all_rows(trainer, recipe)
             if layer is not None and shift is not None:
-                head.fold(layer, np.ones(task.width), shift)
+                _fold(layer, shift)
         test = None if is_trial else trainer.predict(recipe.prepared["test"])
     except Stopped:
         if is_final:  # a resumed run trains these epochs again, from the last checkpoint
@@ -336,6 +337,11 @@ def _train_and_predict(
     if is_trial:
         return (validation, outcome)
     return (validation, test, thresholds, outcome)
+
+
+def _fold(layer: torch.nn.Linear, shift: np.ndarray) -> None:
+    """Add a shift of the outputs, shape ``(outputs,)``, to the last layer."""
+    head.fold(layer, np.ones(len(shift)), shift)
 
 
 def _train_on_all_rows(trainer: Trainer, recipe: Recipe) -> None:
