@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import logging
 import tempfile
-import time
+import timeit
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -88,24 +88,23 @@ def export(
     if target.exists() and not (target / EXPORT).exists():
         raise UserError(f"--output {target} exists and is no export: name another directory")
     texts, labels = _validation_rows(run, recipe)
-    model = recipe.load_model(run.path, run.labels).eval()
+    model = run.model()
     names = inspect.signature(model.forward).parameters
     versions = run.manifest.versions | {name: version(name) for name in _LIBRARIES}
     facts = replace(facts, inputs=[n for n in facts.inputs if n in names], versions=versions)
+    tokenizer = recipe.processing_class()
     with _renamed_at_the_end(target) as directory:
         _write_model(model, facts, directory / MODEL)
-        _write_tokenizer(recipe.processing_class(), facts, directory / TOKENIZER)
-        facts = _write_facts(directory, facts)
-        reference = TextInference(recipe.processing_class(), facts, TorchSession(model))
+        _write_tokenizer(tokenizer, facts, directory / TOKENIZER)
+        reference = TextInference(tokenizer, facts, TorchSession(model))
         rows = Verification(run, texts, labels, facts, reference)
-        check, _ = rows.check(directory, facts)
+        check, _ = rows.check(directory)
         if _has_changed(check) or _has_changed(check["neighbours"]):
             raise RunError(f"{run.path}: the export does not answer as the run: {_listed(check)}")
-        facts = _write_facts(directory, facts, check=check | _measure(directory, facts))
+        facts = replace(facts, check=check | _measure(directory, facts))
         if quantize:
             quantize_weights(directory / MODEL)
-            facts = _write_facts(directory, facts)
-            check, outputs = rows.check(directory, facts)
+            check, outputs = rows.check(directory)
             if _has_changed(check["neighbours"]):
                 raise RunError(f"{run.path}: --quantize {quantize}: {_listed(check)}")
             if check["changed"] > _MAX_CHANGED_SHARE * check["rows"] and not accept_changes:
@@ -113,7 +112,10 @@ def export(
                 raise UserError(f"--quantize {quantize}: {_listed(check)}; {hint}")
             check |= rows.scores(outputs)
             check |= {"weights": quantize} | _measure(directory, facts)
-            _write_facts(directory, facts, quantized=check)
+            facts = replace(facts, quantized=check)
+        files = {name: hash_file(directory / name) for name in (MODEL, TOKENIZER)}
+        facts = replace(facts, files=files)
+        replace(facts, sha256=facts.digest()).write(directory)
     return Export.load(target)
 
 
@@ -154,14 +156,6 @@ def _renamed_at_the_end(target: Path) -> Iterator[Path]:
         new.rename(target)
 
 
-def _write_facts(directory: Path, facts: Facts, **changes: Any) -> Facts:
-    files = {name: hash_file(directory / name) for name in (MODEL, TOKENIZER)}
-    facts = replace(facts, files=files, **changes)
-    facts = replace(facts, sha256=facts.digest())
-    facts.write(directory)
-    return facts
-
-
 class _Logits(torch.nn.Module):
     """A model that takes its inputs by position and returns only its logits."""
 
@@ -182,7 +176,7 @@ def _write_model(model: torch.nn.Module, facts: Facts, path: Path) -> None:
     inputs = {name: torch.ones(shape, dtype=torch.int64) for name in facts.inputs}
     if "token_type_ids" in inputs:
         inputs["token_type_ids"].zero_()
-    sizes = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in inputs)
+    sizes = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},) * len(inputs)
     try:
         with _quiet(), torch.no_grad():
             program: Any = torch.onnx.export(
@@ -208,8 +202,7 @@ def _quiet() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(disabled)
@@ -238,10 +231,6 @@ def _measure(directory: Path, facts: Facts) -> dict[str, Any]:
     if end := facts.encoding["eos_token"]:  # BART and T5 read the text there
         number = Tokenizer.from_file(str(directory / TOKENIZER)).token_to_id(end)
         row["input_ids"] = np.append(tokens[:, 1:], [[number]], axis=1)
-    seconds = []
-    for _ in range(30):
-        started = time.perf_counter()
-        session(row)
-        seconds.append(time.perf_counter() - started)
+    seconds = timeit.repeat(lambda: session(row), number=1, repeat=30)
     latency = round(float(np.median(seconds)) * 1e3, 2)
     return {"bytes": (directory / MODEL).stat().st_size, "latency_ms": latency}

@@ -1,7 +1,5 @@
 """Engines that compute the logits of an ONNX model: ONNX Runtime and OpenVINO, both on the CPU."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import numpy as np
 from joblib import cpu_count
 
-from finetune.errors import RunError, UserError
+from finetune.errors import RunError, UserError, first_line
 from finetune.exporting.files import MODEL, Facts
 from finetune.predicting.inference import Batch, Session
 
@@ -52,9 +50,8 @@ class OnnxSession(Session):
                 self._run = _onnxruntime(path, threads)
             else:
                 self._run = _openvino(path, threads, max(1, workers), bf16)
-        except _errors(engine) as error:
-            reason = str(error).partition("\n")[0]
-            raise UserError(f"{path}: {engine} cannot load it: {reason}") from error
+        except Exception as error:  # the errors of ONNX Runtime have no base class
+            raise UserError(f"{path}: {engine} cannot load it: {first_line(error)}") from error
         self.inputs = facts.inputs
         self._engine = engine
 
@@ -63,20 +60,10 @@ class OnnxSession(Session):
         inputs = {name: np.asarray(batch[name]) for name in self.inputs}
         try:
             logits = np.asarray(self._run(inputs), np.float32)
-        except _errors(self._engine) as error:
-            reason = str(error).partition("\n")[0]
+        except Exception as error:
+            reason = first_line(error)
             raise RunError(f"{self._engine} cannot compute this model: {reason}") from error
         return logits.reshape(len(logits), -1)
-
-
-def _errors(engine: str) -> tuple[type[Exception], ...]:
-    """Return the classes of the errors of an engine; those of ONNX Runtime have no base class."""
-    if engine == "openvino":
-        return (RuntimeError,)
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-    values = [value for value in vars(state).values() if isinstance(value, type)]
-    return tuple(value for value in values if issubclass(value, Exception))
 
 
 def _onnxruntime(path: Path, threads: int) -> Any:
@@ -97,8 +84,11 @@ def _openvino(path: Path, threads: int, streams: int, bf16: bool) -> Any:
 
     core = openvino.Core()
     has_bf16 = bf16 and "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    settings = {"INFERENCE_PRECISION_HINT": "bf16" if has_bf16 else "f32", "NUM_STREAMS": streams}
-    settings["INFERENCE_NUM_THREADS"] = threads * streams
+    settings = {
+        "INFERENCE_PRECISION_HINT": "bf16" if has_bf16 else "f32",
+        "NUM_STREAMS": streams,
+        "INFERENCE_NUM_THREADS": threads * streams,
+    }
     model = core.compile_model(str(path), "CPU", settings)
     requests = threading.local()  # a request computes one batch at a time
 

@@ -3,8 +3,6 @@
 It is read without torch and transformers. Each file is compared with its digest in ``export.json``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable
@@ -70,14 +68,14 @@ class Export:
             hint = "to make one: python -m finetune export RUN"
             raise UserError(f"{path} is neither a run nor a whole export: {reason}; {hint}")
         facts = Facts.read(directory)
+        hint = "copy the directory again, or make it again"
         if facts.sha256 != facts.digest():
-            hint = "copy the directory again, or make it again"
             raise UserError(f"{directory / EXPORT} has changed since the export: {hint}")
         for name in (MODEL, TOKENIZER):
             file = directory / name
             if not file.is_file() or hash_file(file) != facts.files.get(name):
                 state = "has changed since the export" if file.is_file() else "is missing"
-                raise UserError(f"{file} {state}: copy the directory again, or make it again")
+                raise UserError(f"{file} {state}: {hint}")
         return cls(directory, facts)
 
     @classmethod

@@ -1,7 +1,5 @@
 """Between runs and engines: the facts of a run, and the session of an export as a module."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from finetune.errors import UserError, suggestion
@@ -102,7 +101,7 @@ class Predictor:
         """
         rows = self._rows(batch)
         numbers = [number for number, row in enumerate(rows) if row is not None]
-        logits = self.logits([rows[number] for number in numbers])
+        logits = self._inference([rows[number] for number in numbers])
         columns = decoding.predicted(
             logits, self.labels, self.facts.function, all_labels=all_probabilities
         )
@@ -111,27 +110,23 @@ class Predictor:
             return frame.set_index(batch.index)
         return frame
 
-    def logits(self, texts: Sequence[Any]) -> np.ndarray:
-        """Return the logits of texts, or of tuples of texts: float32, shape ``(rows, outputs)``."""
-        return self._inference(texts)
-
     @functools.cached_property
     def _inference(self) -> Inference:
         """The loaded model."""
         from finetune.exporting.text import FastTokenizer, TextInference
 
+        facts = self.facts
         if self.engine == "torch":
             from finetune.predicting.model import TorchSession
 
-            model = self._recipe.load_model(self._run.path, self.labels).eval()
             kernels = self._run.manifest.arguments.get("cpu_kernels", "auto")
-            tokenizer = self._recipe.processing_class()
-            return TextInference(tokenizer, self.facts, TorchSession(model, cpu_kernels=kernels))
+            session = TorchSession(self._run.model(), cpu_kernels=kernels)
+            return TextInference(self._recipe.processing_class(), facts, session)
         from finetune.exporting.engines import OnnxSession
 
         path = self._export.path
-        session = OnnxSession(path, self.facts, self.engine, bf16=self.facts.function is not None)
-        return TextInference(FastTokenizer(path, self.facts), self.facts, session)
+        engine = OnnxSession(path, facts, self.engine, bf16=facts.function is not None)
+        return TextInference(FastTokenizer(path, facts), facts, engine)
 
     def _rows(self, batch: Any) -> list[Any]:
         """Return the text, or the tuple of texts, of each row; None where one is missing."""

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from pathlib import Path
 
 from huggingface_hub import (
@@ -16,7 +15,7 @@ from huggingface_hub import (
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
 # in its __all__, which mypy cannot read; httpx is httpx2 from huggingface_hub 2.0 on
-from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]
+from huggingface_hub.utils import filter_repo_objects, httpx, validate_repo_id  # type: ignore[attr-defined]
 
 from finetune.errors import RunError, UserError, first_line
 from finetune.exporting import FOLDER
@@ -149,9 +148,7 @@ def _send(api: HfApi, plan: Push) -> Push:
         info = api.model_info(repo)
         repo, private, head = info.id, bool(info.private), info.sha
         names = {file.rfilename for file in info.siblings or []} - plan.files.keys()
-        for name in names:
-            if any(fnmatch(name, pattern) for pattern in _SENT):
-                stale.append(name)
+        stale.extend(filter_repo_objects(names, allow_patterns=list(_SENT)))
     except RepositoryNotFoundError:
         api.create_repo(repo, private=private)
     if plan.private and not private:

@@ -1,7 +1,5 @@
 """Texts in, padded arrays out: as in training, without transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -24,6 +24,7 @@ class Verification:
         run: The run.
         texts: Validation rows, as the model reads them.
         labels: Their labels.
+        facts: Those of the export.
         logits: Returns the logits of the model in fp32.
     """
 
@@ -36,6 +37,7 @@ class Verification:
         logits: Callable[[Sequence[Any]], np.ndarray],
     ) -> None:
         self._run = run
+        self._facts = facts
         self._rows = len(texts)
         self._texts = [*texts, *_make_texts(texts, facts.encoding["max_length"])]
         self._labels = np.resize(labels, (len(self._texts), *labels.shape[1:]))
@@ -43,7 +45,7 @@ class Verification:
         self._alone = np.append(spread, np.arange(self._rows, len(self._texts)))
         self._reference = logits(self._texts)
 
-    def check(self, directory: Path, facts: Facts) -> tuple[dict[str, Any], np.ndarray]:
+    def check(self, directory: Path) -> tuple[dict[str, Any], np.ndarray]:
         """Return how an export agrees with the model, how its answers depend on other rows, and
         its logits.
 
@@ -51,13 +53,13 @@ class Verification:
             See :func:`finetune.statistics.scored.agreement`; ``neighbours`` has the same for the
             answers to a row in a batch, alone, and padded to the greatest length.
         """
+        facts = self._facts
         tokenizer, session = FastTokenizer(directory, facts), OnnxSession(directory, facts)
         export = TextInference(tokenizer, facts, session)
         outputs = export(self._texts)
         alone, padded = outputs.copy(), outputs.copy()
-        for number in self._alone:
-            alone[number] = export([self._texts[number]])[0]
         texts = [self._texts[number] for number in self._alone]
+        alone[self._alone] = [export([text])[0] for text in texts]
         export = TextInference(tokenizer, facts, session, facts.encoding["max_length"])
         padded[self._alone] = export(texts)
         agreements = [self._agreement(alone, outputs), self._agreement(alone, padded)]

@@ -26,12 +26,12 @@ def freeze_or_add_adapter(model: Module, options: Mapping[str, Any]) -> Module:
     if not adapter and not frozen:
         return model
     flag = f"--adapter {adapter}" if adapter else f"--freeze {frozen}"
-    base = getattr(model, getattr(model, "base_model_prefix", ""), None)
+    base = getattr(model, "base_model", model)
     heads = []
     for name, module in model.named_children():
         if module is not base and list(module.parameters()):
             heads.append(name)
-    if not isinstance(model, PreTrainedModel) or not isinstance(base, Module) or not heads:
+    if not isinstance(model, PreTrainedModel) or base is model or not heads:
         raise UserError(
             f"{flag}: expected a model of transformers with a base model and a head beside it, "
             f"found {type(model).__name__}"

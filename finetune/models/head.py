@@ -82,11 +82,11 @@ def scale_outputs(layer: torch.nn.Linear, scale: np.ndarray) -> None:
         previous: Any = 1
         if isinstance(layer, ScaledLinear):
             previous = layer.scale.double().cpu().numpy()
-        fold(layer, previous / scale, np.zeros(len(scale)))
-        if not isinstance(layer, ScaledLinear):
+        else:
             layer.__class__ = ScaledLinear
             layer.register_state_dict_post_hook(_multiply_saved)  # type: ignore[no-untyped-call]
             layer.register_load_state_dict_pre_hook(_divide_loaded)  # type: ignore[no-untyped-call]
+        fold(layer, previous / scale, np.zeros(len(scale)))
         layer.scale = torch.as_tensor(scale, dtype=torch.float32)
 
 

@@ -70,15 +70,11 @@ def compare(
     weights = {key for key, tensor in model.state_dict().items() if tensor.is_floating_point()}
     shapes = {key: sizes for key, *sizes in info["mismatched_keys"]}
     created = (info["missing_keys"] & weights) | shapes.keys()
-    last_weights: set[torch.nn.Parameter] = set()
-    if last_layer is not None:
-        last_weights.update(last_layer.parameters())
     last_names = set()
-    heads = set()
-    for key, weight in model.named_parameters():
-        if weight in last_weights:
-            last_names.add(key)
-            heads.add(key.partition(".")[0])
+    if last_layer is not None:
+        last_weights = set(last_layer.parameters())
+        last_names = {key for key, weight in model.named_parameters() if weight in last_weights}
+    heads = {key.partition(".")[0] for key in last_names}
     new = {key for key in created if key.partition(".")[0] not in heads}
     lost = created
     if not is_run:

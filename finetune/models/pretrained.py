@@ -123,10 +123,10 @@ def load_tokenizer(
             f"AutoTokenizer.from_pretrained(NAME).save_pretrained({model!r})"
         )
     pad_token_id: Any = config.get_text_config().pad_token_id
-    if tokenizer.pad_token is None and pad_token_id in range(len(tokenizer)):
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token_id)
-    elif tokenizer.pad_token is None:
+    if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+        if pad_token_id in range(len(tokenizer)):
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token_id)
     if tokenizer.pad_token is None:
         raise UserError(
             f"--model {model}: the tokenizer has no padding or end-of-sequence token; "
@@ -144,9 +144,7 @@ def load_processor(model: str, revision: str | None = None) -> BaseImageProcesso
     if model == _SMALL_VIT:
         from transformers import ViTImageProcessorPil
 
-        half = [0.5, 0.5, 0.5]  # for red, green and blue
-        size = {"height": _SIDE, "width": _SIDE}
-        return ViTImageProcessorPil(size=size, image_mean=half, image_std=half)
+        return ViTImageProcessorPil(size={"height": _SIDE, "width": _SIDE})
     auto: Any = AutoImageProcessor  # has no type annotations
     with loading(model, revision) as source:
         processor: BaseImageProcessor = auto.from_pretrained(**source, backend="pil")

@@ -89,9 +89,9 @@ class Inference(ABC):
         batches: list[tuple[_Logits, np.ndarray]] = []
         sizes = np.ones(len(rows), dtype=np.int64)
         if self.executor:  # which computes the longest texts while others are encoded
-            sizes = np.array(
-                [len("".join(row)) if isinstance(row, (str, tuple)) else 1 for row in rows]
-            )
+            for number, row in enumerate(rows):
+                if isinstance(row, (str, tuple)):
+                    sizes[number] = len("".join(row))
         for numbers in cut_by_length(sizes, _CHARACTERS_AT_ONCE):
             inputs, documents, lengths = self._encode([rows[number] for number in numbers])
             for places in cut_by_length(lengths, self.batch_tokens, self.max_rows):

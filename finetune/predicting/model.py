@@ -56,23 +56,16 @@ class TorchSession(Session):
         self._model = model.to(self._device)
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        """Return the logits of a batch, float32, shape ``(inputs, outputs)``.
-
-        Raises:
-            MemoryError: If the device has not enough memory for it.
-        """
+        """Return the logits of a batch, float32, shape ``(inputs, outputs)``."""
         tensors = {}
         for name, values in batch.items():
             tensor = torch.as_tensor(values)
             if self._bf16 and tensor.is_floating_point():
                 tensor = tensor.bfloat16()
             tensors[name] = tensor.to(self._device)
-        try:
-            with torch.inference_mode():
-                logits: torch.Tensor = self._model(**tensors)["logits"]
-            return logits.float().reshape(len(logits), -1).cpu().numpy()
-        except torch.OutOfMemoryError as error:
-            raise MemoryError from error
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(**tensors)["logits"]
+        return logits.float().reshape(len(logits), -1).cpu().numpy()
 
 
 class RecipeInference(Inference):
@@ -84,9 +77,9 @@ class RecipeInference(Inference):
     def __init__(self, request: Request) -> None:
         options, session = request.options, request.session
         if session is None:
-            model = request.recipe.load_model(request.run.path, request.run.labels).eval()
             is_bf16 = options.precision == "bf16"
-            session = TorchSession(model, bf16=is_bf16, cpu_kernels=options.cpu_kernels)
+            kernels = options.cpu_kernels
+            session = TorchSession(request.run.model(), bf16=is_bf16, cpu_kernels=kernels)
         device = distributed.device().type
         threads = 1
         one_thread = None
@@ -108,8 +101,8 @@ class RecipeInference(Inference):
 
     def _encode(self, values: list[Any]) -> Encoded:
         recipe = self._request.recipe
-        is_own = type(recipe).prepare is not TextRecipe.prepare
-        if isinstance(recipe, TextRecipe) and not is_own and recipe.long_texts == "cut":
+        has_own_prepare = type(recipe).prepare is not TextRecipe.prepare
+        if isinstance(recipe, TextRecipe) and not has_own_prepare and recipe.long_texts == "cut":
             # as `prepare` does, which hashes rows and tokenizer first
             columns = recipe.encoder()(values)
             lengths = np.array(list(map(len, columns["input_ids"])))
@@ -173,7 +166,7 @@ def predict_chunks(request: Request, numbers: Iterable[int]) -> Iterator[tuple[i
     try:
         for number, chunk, submission in submitted:
             yield number, chunk, request.added_columns(inference.logits(submission), submission[1])
-    except MemoryError as error:
+    except (MemoryError, torch.OutOfMemoryError) as error:
         tokens = inference.batch_tokens
         hint = f"try --batch_tokens {max(1, tokens // 4)}"
         raise UserError(f"out of memory at {tokens:,} tokens per batch; {hint}") from error

@@ -129,7 +129,16 @@ class Request:
         elif kind not in read.READABLE or path.is_dir():
             kind = "folder"
         suffix = output.suffix if output else _FORMATS.get(kind, ".csv")
-        options = _with_defaults(options, run, recipe, session)
+        precision = "fp32"
+        # bf16 changes probabilities by less than 0.02, but leaves a regression with three digits
+        is_classifier = run.kind.has_probabilities and isinstance(recipe, TextRecipe)
+        if session is None and is_classifier and hardware.prefers_bf16(distributed.device().type):
+            precision = "bf16"
+        options = replace(
+            options,
+            precision=options.precision or precision,
+            cpu_kernels=options.cpu_kernels or run.manifest.arguments.get("cpu_kernels", "auto"),
+        )
         return cls(run, recipe, run.kind, options, path, kind, name, suffix, session)
 
     def check_options(self, report: Findings) -> None:
@@ -306,19 +315,6 @@ class Request:
         return decoding.predicted(
             logits, task.labels, task.function, temperature, all_labels=all_labels
         )
-
-
-def _with_defaults(options: Options, run: Run, recipe: Recipe, session: Session | None) -> Options:
-    precision = "fp32"
-    # bf16 changes probabilities by less than 0.02, but leaves a regression with three digits
-    is_classifier = run.kind.has_probabilities and isinstance(recipe, TextRecipe)
-    if session is None and is_classifier and hardware.prefers_bf16(distributed.device().type):
-        precision = "bf16"
-    return replace(
-        options,
-        precision=options.precision or precision,
-        cpu_kernels=options.cpu_kernels or run.manifest.arguments.get("cpu_kernels", "auto"),
-    )
 
 
 def cells(rows: Any, column: str) -> list[Any]:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint import metadata as sharding
 from torch.serialization import get_unsafe_globals_in_checkpoint
 from transformers.trainer_pt_utils import safe_globals
 
-from finetune.errors import UserError
+from finetune.errors import UserError, first_line
 from finetune.runs.directory import free_path
 from finetune.runs.records import Checkpoint
 from finetune.runtime.files import flush, hash_file
@@ -70,8 +70,8 @@ def complete_checkpoint(
         flush(path / name)
     step = step_of(path)
     Checkpoint(step=step, files=files, configuration=configuration, pending=pending).write(path)
-    for directory in (path, path.parent):
-        flush(directory)
+    flush(path)
+    flush(path.parent)
 
 
 def delete_replaced(directory: Path) -> None:
@@ -136,7 +136,7 @@ def refuse_code(checkpoint: str | Path) -> None:
                 with safe_globals():  # type: ignore[no-untyped-call]  # NumPy, for random states
                     names = get_unsafe_globals_in_checkpoint(path)
         except Exception as error:  # the file may hold anything
-            names = [str(error).partition("\n")[0]]
+            names = [first_line(error)]
         if names:
             raise UserError(
                 f"{path} holds more than tensors, or was not written by torch "

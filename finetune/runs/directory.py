@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import itertools
 import os
 import platform
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from finetune.data.prediction_columns import USER_COLUMNS, usual_name
-from finetune.errors import RunError, UserError
+from finetune.errors import RunError, UserError, first_line
 from finetune.runs.records import MANIFEST, METRICS, Manifest, Metrics
 from finetune.runtime.files import replacing
 from finetune.statistics.results import Statistics
@@ -133,8 +132,7 @@ class RunDirectory:
             # with a colon, a relative path is a URI; a directory with a "=" is no partition
             return pq.read_table(path.absolute(), partitioning=None)
         except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{path} cannot be read, {reason}: {self._state}") from error
+            raise UserError(f"{path} cannot be read, {first_line(error)}: {self._state}") from error
 
     @property
     def predicted_rows(self) -> pd.DataFrame:
@@ -254,8 +252,12 @@ def refuse_foreign_directory(directory: Path) -> None:
 
 def free_path(path: Path) -> Path:
     """Return the path, or the first of ``path.1``, ``path.2`` ... that does not exist."""
-    paths = (path.with_name(f"{path.name}.{count}") for count in itertools.count(1))
-    return next(free for free in itertools.chain([path], paths) if not free.exists())
+    free = path
+    count = 0
+    while free.exists():
+        count += 1
+        free = path.with_name(f"{path.name}.{count}")
+    return free
 
 
 def _list_files(directory: Path) -> list[Path]:

@@ -20,7 +20,7 @@ def replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
     absolute, because pyarrow takes a relative one with a colon, ``exp:1/a.parquet``, for a URI.
     """
     new = (directory or path.parent).absolute() / f".{path.name}.{secrets.token_hex(8)}.tmp"
-    os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    new.touch(exist_ok=False)
     try:
         yield new
         flush(new)

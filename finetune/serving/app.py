@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from importlib.resources import files
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import pandas as pd
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -35,8 +35,8 @@ _BODY_SECONDS = 10  # for the body of a request to arrive
 _ANSWER_SECONDS = 30  # for the answer, from the arrival of the body
 
 
-_Item = TypeVar("_Item")
-_List = Annotated[list[_Item], Field(fail_fast=True)]  # or each item of 1 MiB is a mistake
+_FIRST_MISTAKE = Field(fail_fast=True)  # or each item of 1 MiB is a mistake
+_Texts = Annotated[list[str], _FIRST_MISTAKE]
 
 
 class Rows(BaseModel):
@@ -45,8 +45,8 @@ class Rows(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     text: str | None = Field(None, description="one text", examples=["The soup was cold."])
-    texts: _List[str] | None = Field(None, description="several texts")
-    pairs: _List[_List[str]] | None = Field(
+    texts: _Texts | None = Field(None, description="several texts")
+    pairs: Annotated[list[_Texts], _FIRST_MISTAKE] | None = Field(
         None, description="the texts of each row, for a model that reads several columns"
     )
 
@@ -101,8 +101,7 @@ def create_app(model: Predictor, api_key: str | None = None) -> FastAPI:
     )
     page = files("finetune.serving").joinpath("page.html").read_text(encoding="utf-8")
 
-    @app.head("/", include_in_schema=False)
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def show() -> HTMLResponse:
         return HTMLResponse(page)
 
@@ -110,11 +109,15 @@ def create_app(model: Predictor, api_key: str | None = None) -> FastAPI:
     @app.get("/health")
     async def health() -> dict[str, Any]:
         """Return what is served."""
-        names = ("task", "labels", "columns", "engine")
-        return {"model": model.digest, **{name: getattr(model, name) for name in names}}
+        return {
+            "model": model.digest,
+            "task": model.task,
+            "labels": model.labels,
+            "columns": model.columns,
+            "engine": model.engine,
+        }
 
-    @app.head("/metrics", include_in_schema=False)
-    @app.get("/metrics", include_in_schema=False)
+    @app.api_route("/metrics", methods=["GET", "HEAD"], include_in_schema=False)
     async def show_metrics() -> Response:
         return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 

@@ -30,7 +30,8 @@ def _keep_large_blocks() -> None:
     variables = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
     if mallopt is not None and variables.isdisjoint(os.environ):
         # -3 is M_MMAP_THRESHOLD in <malloc.h>; its maximum before glibc 2.35 is 2**25 on 64 bits
-        any(mallopt(-3, size) for size in (2**30, 2**25))
+        if not mallopt(-3, 2**30):
+            mallopt(-3, 2**25)
         mallopt(-1, 2**30)  # -1 is M_TRIM_THRESHOLD
 
 

@@ -135,9 +135,10 @@ class Group:
     def weights(self, queries: torch.Tensor, keys: torch.Tensor, scaling: float) -> torch.Tensor:
         """Return the attention weights, shape ``(sequences * heads, length, length)``."""
         products = queries.new_empty(len(queries), self.length, self.length)
+        beta = 0
         if self.bias is not None:
             products.view(self.sequences, -1, *products.shape[1:]).copy_(self.bias)
-        beta = 0 if self.bias is None else 1
+            beta = 1
         products.baddbmm_(queries, keys.transpose(1, 2), beta=beta, alpha=scaling)
         return torch.softmax(products, -1, out=products)
 
@@ -208,11 +209,13 @@ class _FewSequences(torch.autograd.Function):
                 group.write_rows(grad_value, torch.bmm(weights.transpose(1, 2), gradients))
                 products = torch.bmm(gradients, values.transpose(1, 2))
                 internals.softmax_backward(products, weights)
-                result = torch.baddbmm(empty, products, keys, beta=0, alpha=ctx.scaling)
-                group.write_rows(grad_query, result)
-                products = products.transpose(1, 2)
-                result = torch.baddbmm(empty, products, queries, beta=0, alpha=ctx.scaling)
-                group.write_rows(grad_key, result)
+                transposed = products.transpose(1, 2)
+                for grad, factors, tokens in (
+                    (grad_query, products, keys),
+                    (grad_key, transposed, queries),
+                ):
+                    result = torch.baddbmm(empty, factors, tokens, beta=0, alpha=ctx.scaling)
+                    group.write_rows(grad, result)
         return (*grads, None, None)
 
 

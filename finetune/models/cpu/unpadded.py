@@ -164,8 +164,7 @@ def _is_known_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _dtype_of_products(hidden: torch.Tensor) -> torch.dtype:
-    is_autocast = torch.is_autocast_enabled("cpu")
-    if is_autocast:
+    if torch.is_autocast_enabled("cpu"):
         return torch.get_autocast_dtype("cpu")
     return hidden.dtype
 
