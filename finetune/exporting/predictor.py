@@ -135,6 +135,9 @@ class Predictor:
         if isinstance(batch, Mapping) or hasattr(batch, "columns"):
             self._check_columns(list(map(str, getattr(batch, "columns", batch))))
             columns = [list(batch[name]) for name in self._names]
+            if len(set(map(len, columns))) > 1:
+                sizes = ", ".join(str(len(column)) for column in columns)
+                raise UserError(f"expected columns of the same length, found {sizes} rows")
             batch = zip(*columns, strict=True)
         rows: list[Any] = []
         for number, row in enumerate(batch, 1):

@@ -254,7 +254,7 @@ def free_path(path: Path) -> Path:
     """Return the path, or the first of ``path.1``, ``path.2`` ... that does not exist."""
     free = path
     count = 0
-    while free.exists():
+    while os.path.lexists(free):  # a broken link is in the way, too
         count += 1
         free = path.with_name(f"{path.name}.{count}")
     return free
