@@ -165,7 +165,7 @@ def measure(case: Case, seed: int, flags: str, options: Any, scratch: Path) -> d
     baselines = {name: scores.get(case.metric) for name, scores in metrics["baseline"].items()}
     gaps = {
         name: [gap[case.metric][end] for end in ("value", "low", "high")]
-        for name, gap in metrics["statistics"]["beyond"].items()
+        for name, gap in metrics["statistics"]["differences"].items()
         if case.metric in gap
     }
     return {

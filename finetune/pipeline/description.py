@@ -25,7 +25,7 @@ from finetune.training.arguments import FinetuneArguments
 
 #: Training arguments that may change, and prefixes of several; all others are part of the
 #: configuration.
-_FREE = (
+_CHANGEABLE = (
     "output_dir",
     "resume",
     "allow_changed",
@@ -58,7 +58,7 @@ _FREE = (
 )
 #: Recipe options that may change: where the rows are (the rows are compared), and the speed of
 #: tokenization.
-_FREE_OPTIONS = ("dataset", "dataset_revision", "preprocessing_num_workers")
+_CHANGEABLE_OPTIONS = ("dataset", "dataset_revision", "preprocessing_num_workers")
 
 
 def describe_configuration(settings: Settings) -> dict[str, Any]:
@@ -68,14 +68,14 @@ def describe_configuration(settings: Settings) -> dict[str, Any]:
     recipe = settings.recipe
     file = Path(settings.name)  # absolute for a recipe file of the user
     options = recipe.resolved_options()
-    for name in _FREE_OPTIONS:
+    for name in _CHANGEABLE_OPTIONS:
         options.pop(name, None)
     model = str(options.get("model") or "")
     directory = Path(model or "-").expanduser()
     if directory.exists():
         options["model"] = str(directory.resolve())
     if recipe.metrics:
-        options["metrics"] = ",".join(recipe.known_scoring)  # files are compared by their hashes
+        options["metrics"] = ",".join(recipe.metric_arguments)  # files are compared by their hashes
     recipe_file = None
     if file.is_absolute():
         recipe_file = read_source(file, "recipe")[1]
@@ -88,7 +88,7 @@ def describe_configuration(settings: Settings) -> dict[str, Any]:
         **provenance.hash_model_files(directory),
         "metric_files": {
             name: read_source(path, "metric")[1]
-            for name, path in scoring.files_of(recipe.known_scoring).items()
+            for name, path in scoring.files_of(recipe.metric_arguments).items()
         },
         "data": fingerprint(recipe.splits, recipe.input_column),
         "rows": {name: len(rows) for name, rows in recipe.splits.items()},
@@ -99,7 +99,7 @@ def describe_configuration(settings: Settings) -> dict[str, Any]:
             name = f"option {name}"
         entries[name] = value
     for name, value in vars(settings.values).items():
-        if not name.startswith(_FREE):
+        if not name.startswith(_CHANGEABLE):
             entries[name] = value
     configuration: dict[str, Any] = to_json_values(entries)
     return configuration
@@ -119,8 +119,8 @@ def describe_run(settings: Settings, configuration: dict[str, Any]) -> Manifest:
     if recipe.dataset and dataset.exists():  # so that it is found from any directory
         options["dataset"] = str(dataset.resolve())
     if recipe.metrics:
-        paths = scoring.files_of(recipe.known_scoring)
-        names = [str(paths.get(name, name)) for name in recipe.known_scoring]
+        paths = scoring.files_of(recipe.metric_arguments)
+        names = [str(paths.get(name, name)) for name in recipe.metric_arguments]
         options["metrics"] = join_values(names)
     return Manifest(
         status="running",
@@ -130,7 +130,7 @@ def describe_run(settings: Settings, configuration: dict[str, Any]) -> Manifest:
         embedded_overrides=settings.overrides,
         arguments=arguments.to_sanitized_dict(),
         labels=recipe.labels,
-        scoring=recipe.known_scoring,
+        scoring=recipe.metric_arguments,
         data=Data(
             source=sources.Source(recipe.dataset).describe(),
             rows=configuration["rows"],

@@ -108,8 +108,8 @@ def predict_file(
             done, in one process.
         resume: Whether to continue an interrupted prediction.
         trust_recipe: As in :func:`predict`.
-        progress: Likewise, on rank 0.
-        **options: Likewise.
+        progress: Called with each event, on rank 0.
+        **options: As in :func:`predict`.
 
     Raises:
         UserError: If the input, the output or the options cannot be used.

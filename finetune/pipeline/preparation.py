@@ -127,7 +127,7 @@ def load_and_check(settings: Settings) -> Settings:
     if settings.report.sentences("error") or not settings.is_loaded:
         return settings
     values = _check_values(settings)  # with the defaults of the task
-    if values is not None and not recipe.known_scoring:
+    if values is not None and not recipe.metric_arguments:
         with settings.report.collect():
             _try_metrics(recipe, str(values.metric_for_best_model or "loss"))
     return settings

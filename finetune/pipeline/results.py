@@ -105,7 +105,7 @@ def write(
         validation=validation_scores,
         test=test_scores,
         baseline=baseline_scores,
-        statistics=dataclasses.replace(statistics, beyond=differences, thresholds=thresholds),
+        statistics=dataclasses.replace(statistics, differences=differences, thresholds=thresholds),
     ).write(run.path)
     run.update(**outcome, temperature=temperature, status="finished")
 
@@ -182,4 +182,4 @@ def scores(recipe: Recipe, split: str, output: PredictionOutput, prefix: str) ->
 def assess(recipe: Recipe, output: PredictionOutput) -> tuple[Any, metrics.NamedMetrics]:
     """Return the rows with labels and outputs of a model, and the metrics of the recipe."""
     rows = recipe.kind.scored(np.asarray(output.label_ids), np.asarray(output.predictions))
-    return rows, metrics.recipe_metrics(rows, recipe.known_scoring, recipe.compute_metrics)
+    return rows, metrics.recipe_metrics(rows, recipe.metric_arguments, recipe.compute_metrics)

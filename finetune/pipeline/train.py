@@ -238,7 +238,7 @@ def _emit_logs(trainer: Trainer) -> None:
     trainer.remove_callback(PrinterCallback)
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(Bar())
-    trainer.callback.take = lambda state, values: emit(
+    trainer.callback.on_entry = lambda state, values: emit(
         Logged(state.global_step, state.max_steps, values)
     )
 

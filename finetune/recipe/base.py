@@ -453,7 +453,7 @@ class Recipe(RecipeOptions):
         return self.scoring
 
     @property
-    def known_scoring(self) -> dict[str, Mapping[str, Any]]:
+    def metric_arguments(self) -> dict[str, Mapping[str, Any]]:
         """The arguments of each metric module; {} if :meth:`compute_metrics` is overridden."""
         is_replaced = type(self).compute_metrics is not Recipe.compute_metrics
         return {} if is_replaced else dict(self._scoring.arguments)
@@ -474,7 +474,7 @@ class Recipe(RecipeOptions):
         defaults = self.defaults()
         scoring = {}  # before the rows are loaded, only that of the user is known
         if is_loaded or self.metrics:
-            scoring = self.known_scoring
+            scoring = self.metric_arguments
         names = list(self.own_metrics)
         if self.metrics != type(self).metrics:
             defaults.pop("metric_for_best_model", None)

@@ -78,7 +78,7 @@ def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:
     """
     better = tables.directions(run.manifest)
     metric = next((name for name in run.headline if name in better), "")
-    for gaps in run.statistics.beyond.values():
+    for gaps in run.statistics.differences.values():
         if metric in gaps and tables.sign(gaps[metric]) == better[metric]:
             return mistakes.suspicion(rows)
     return None

@@ -177,7 +177,7 @@ def scores(run: Run) -> Table:
         score_row(validated, run.metrics.validation, names),
     ]
     for baseline, values in run.metrics.baseline.items():
-        gaps = statistics.beyond.get(baseline, {})
+        gaps = statistics.differences.get(baseline, {})
         rows.append(score_row(baseline, values, names))
         rows.append(score_row("difference to baseline", gaps, names, signed=True))
     return Table(
@@ -312,7 +312,7 @@ def verdicts(run: Run) -> list[str]:
     sentences = []
     advice = []
     metric = next(iter(run.headline), "")
-    for baseline, gaps in run.statistics.beyond.items():
+    for baseline, gaps in run.statistics.differences.items():
         if metric not in gaps:
             continue
         sentences.append(

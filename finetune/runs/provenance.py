@@ -22,7 +22,7 @@ def find_versions() -> dict[str, str]:
 
 
 #: Entries of the configuration that may change with a message.
-ANNOUNCED = {"launch", "gradient_accumulation_steps", "commit", *find_versions()}
+REPORTED_CHANGES = {"launch", "gradient_accumulation_steps", "commit", *find_versions()}
 
 
 def find_git_revision() -> str | None:

@@ -23,7 +23,7 @@ from finetune.runs.checkpoints import (
     set_aside,
     step_of,
 )
-from finetune.runs.provenance import ANNOUNCED
+from finetune.runs.provenance import REPORTED_CHANGES
 from finetune.runs.records import Checkpoint, Manifest, Metrics
 from finetune.runtime import distributed
 
@@ -117,7 +117,7 @@ class Resumption:
         for name, (old, new) in self.changes(configuration).items():
             before, now = f"{old!s:.60}", f"{new!s:.60}"
             changes.append(f"{name}: {now} instead of {before}")
-            if name not in allowed | ANNOUNCED and accepted.get(name, old) != new:
+            if name not in allowed | REPORTED_CHANGES and accepted.get(name, old) != new:
                 trained = f"{self.path or self.directory} was trained with {name}"
                 refused[name] = f"{trained} {before}, now it is {now}"
         if refused:

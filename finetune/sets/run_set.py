@@ -24,7 +24,7 @@ from finetune.pipeline.events import Advanced, Progress, Started, emit, reportin
 from finetune.pipeline.preparation import Prepared, prepare_job
 from finetune.pipeline.train import run_training
 from finetune.recipe.run import Run
-from finetune.runs.provenance import ANNOUNCED
+from finetune.runs.provenance import REPORTED_CHANGES
 from finetune.runs.records import MANIFEST, Record
 from finetune.runtime import distributed
 from finetune.sets import SET, is_set
@@ -175,7 +175,7 @@ def open_set(
     greater_is_better = values.greater_is_better
     if greater_is_better is None:
         greater_is_better = not metric.endswith("loss")
-    compared = {n: v for n, v in prepared.configuration.items() if n not in ANNOUNCED}
+    compared = {n: v for n, v in prepared.configuration.items() if n not in REPORTED_CHANGES}
     compared |= {name: getattr(values, name) for name in ("eval_strategy", "eval_steps")}
     manifest = SetManifest(
         kind=kind,

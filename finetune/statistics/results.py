@@ -16,7 +16,7 @@ class Statistics:
     rows: int
     metrics: dict[str, Any]  # an interval for each
     #: By baseline: intervals of the difference in each metric.
-    beyond: dict[str, dict[str, Any]] = field(default_factory=dict)
+    differences: dict[str, dict[str, Any]] = field(default_factory=dict)
     classes: dict[str, Any] | None = None  # precision, recall, F1, areas and support of each
     confusion: list[list[int]] | None = None  # counts, true by predicted; up to 200 classes
     calibration: dict[str, Any] | None = None  # error and bins

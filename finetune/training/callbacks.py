@@ -36,13 +36,13 @@ class TrainingCallback(TrainerCallback):
 
     Attributes:
         sampler: The sampler of the training.
-        take: Called on rank 0 with the state and each entry of the history.
+        on_entry: Called on rank 0 with the state and each entry of the history.
         profiler: Its ``step()`` is called after each step.
         stop_reason: A sentence why the training stopped early; None if it did not.
     """
 
     sampler: GlobalBatchSampler
-    take: Callable[[TrainerState, Mapping[str, Any]], object] | None = None
+    on_entry: Callable[[TrainerState, Mapping[str, Any]], object] | None = None
     profiler: profile | None = None
     stop_reason: str | None = None
     _batches = 0
@@ -128,14 +128,16 @@ class TrainingCallback(TrainerCallback):
         _stop_if_requested()
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Add samples/s of all processes to each logged loss, and pass the entry to ``take``."""
+        """Add samples/s of all processes to each logged loss, and call ``on_entry`` with the entry."""
         entry = state.log_history[-1]
         if "loss" in entry and (self._counts > self._logged_counts).any():
             rows, _, seconds = (self._counts - self._logged_counts).tolist()
             entry["rows_per_second"] = rows / seconds
             self._logged_counts = self._counts.copy()
-        if self.take is not None and state.is_world_process_zero:
-            self.take(state, {n: v for n, v in entry.items() if n not in ("total_flos", "step")})
+        if self.on_entry is not None and state.is_world_process_zero:
+            self.on_entry(
+                state, {n: v for n, v in entry.items() if n not in ("total_flos", "step")}
+            )
 
     def summary(self) -> dict[str, float]:
         """Return samples/s and tokens/s since the training was started or resumed."""

@@ -159,11 +159,11 @@ def test_the_frozen_encoder_is_a_baseline(still_run: finetune.Run) -> None:
         expected.append((accuracy_score(true, predicted), f1))
     found = (scores["accuracy"], scores["f1"])
     assert any(found == pytest.approx(values, abs=1e-4) for values in expected)
-    gap = still_run.statistics.beyond[FROZEN]["accuracy"]["value"]
+    gap = still_run.statistics.differences[FROZEN]["accuracy"]["value"]
     assert gap == pytest.approx(still_run.metrics.test["accuracy"] - scores["accuracy"])
     page = (still_run.path / "report.html").read_text(encoding="utf-8")
     assert FROZEN in page
-    is_better = still_run.statistics.beyond[FROZEN]["f1"]["low"] > 0
+    is_better = still_run.statistics.differences[FROZEN]["f1"]["low"] > 0
     assert ("label more rows" in page) != is_better
 
 

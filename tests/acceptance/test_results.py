@@ -598,9 +598,9 @@ def baselines_of(run: finetune.Run) -> tuple[dict[str, float], dict[str, float]]
 @pytest.mark.parametrize("run", ["flipped_run", "ordinal_run", "regression_run"], indirect=True)
 def test_baselines_are_those_of_scikit_learn(run: finetune.Run) -> None:
     """They are fitted on training rows and scored on test rows; differences are right, too."""
-    recorded, beyond = run.metrics.baseline, run.statistics.beyond
+    recorded, differences = run.metrics.baseline, run.statistics.differences
     assert len(recorded) == 2
-    assert beyond.keys() == recorded.keys()
+    assert differences.keys() == recorded.keys()
     (first, simple), (second, words) = recorded.items()
     assert first == ("mean" if run.manifest.task == "regression" else "majority class")
     assert second.startswith("TF-IDF")
@@ -609,7 +609,7 @@ def test_baselines_are_those_of_scikit_learn(run: finetune.Run) -> None:
         for name in scores.keys() & expected.keys():
             assert scores[name] == pytest.approx(expected[name], abs=1e-5), name
         assert len(scores.keys() & expected.keys()) >= 2
-    for baseline, gaps in beyond.items():
+    for baseline, gaps in differences.items():
         scores = {name: value for name, value in recorded[baseline].items() if name != "loss"}
         assert gaps.keys() == {name for name, value in scores.items() if pd.notna(value)}
         for name, gap in gaps.items():
@@ -635,8 +635,8 @@ def test_baselines_of_label_sets(multi_label_run: finetune.Run) -> None:
     expected = sk.average_precision_score(true, np.stack(scores, axis=1))
     assert words["average_precision"] == pytest.approx(expected, abs=1e-5)
     assert simple["average_precision"] == pytest.approx(true.mean(axis=0).mean())
-    assert list(run.statistics.beyond) == [first, second]
-    for baseline, gaps in run.statistics.beyond.items():
+    assert list(run.statistics.differences) == [first, second]
+    for baseline, gaps in run.statistics.differences.items():
         assert gaps.keys() == run.metrics.baseline[baseline].keys() - {"loss"}
         for name in gaps:
             gap = figures(run)[name] - run.metrics.baseline[baseline][name]
@@ -653,7 +653,8 @@ def test_differences_to_a_baseline_have_paired_intervals(flipped_run: finetune.R
     true, probabilities = classes_of(flipped_run)
     predicted = probabilities.argmax(axis=1)
     constant = np.full(len(true), np.bincount(labels).argmax())
-    for gaps, other in zip(flipped_run.statistics.beyond.values(), (constant, words), strict=True):
+    differences = flipped_run.statistics.differences.values()
+    for gaps, other in zip(differences, (constant, words), strict=True):
 
         def gain(rows: np.ndarray, other: np.ndarray = other) -> float:
             return macro_f1(true[rows], predicted[rows], 2) - macro_f1(true[rows], other[rows], 2)
@@ -700,10 +701,10 @@ def test_a_model_that_beats_no_baseline_is_reported_as_such(
 @pytest.mark.parametrize("run", ["flipped_run", "single_label_run"], indirect=True)
 def test_the_verdict_follows_the_interval(run: finetune.Run) -> None:
     """Report and card state for each baseline whether the model beats it."""
-    assert run.statistics.beyond["majority class"]["f1"]["low"] > 0
+    assert run.statistics.differences["majority class"]["f1"]["low"] > 0
     card = (run.path / "README.md").read_text(encoding="utf-8")
     for text in (Page(run.path / "report.html").text, card):
-        for baseline, gaps in run.statistics.beyond.items():
+        for baseline, gaps in run.statistics.differences.items():
             sign = int(gaps["f1"]["low"] > 0) - int(gaps["f1"]["high"] < 0)
             assert verdicts(text, baseline) == {sign}
 
@@ -1077,7 +1078,7 @@ def test_most_suspected_labels_of_real_sentences_are_wrong(tmp_path: Path) -> No
     options |= dict(dataset=str(folder), model="embedded:minilm")
     run = finetune.train("text", output_dir=str(tmp_path / "run"), **options)
     mislabelled(run, folder, fewest=4)
-    assert run.statistics.beyond["TF-IDF + logistic regression"]["accuracy"]["low"] > 0
+    assert run.statistics.differences["TF-IDF + logistic regression"]["accuracy"]["low"] > 0
 
 
 @pytest.mark.contract("E9")
