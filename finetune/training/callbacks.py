@@ -128,7 +128,7 @@ class TrainingCallback(TrainerCallback):
         _stop_if_requested()
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Add samples/s of all processes to each logged loss, and call ``on_entry`` with the entry."""
+        """Add samples/s of all processes to each logged loss, and call ``on_entry`` with it."""
         entry = state.log_history[-1]
         if "loss" in entry and (self._counts > self._logged_counts).any():
             rows, _, seconds = (self._counts - self._logged_counts).tolist()
