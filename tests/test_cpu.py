@@ -283,7 +283,8 @@ def test_a_layer_with_unsupported_arguments_keeps_its_padding(
     def encode(self: Any, hidden: torch.Tensor, attention_mask: Any, **kwargs: Any) -> Any:
         for layer in self.layer:
             hidden = call(layer, hidden, attention_mask)
-        return SimpleNamespace(last_hidden_state=hidden, past_key_values=None)
+        # transformers 5.24 has the second name
+        return SimpleNamespace(last_hidden_state=hidden, past_key_values=None, cache=None)
 
     monkeypatch.setattr(BertEncoder, "forward", encode)
     expected = small_model("bert")(**padded_pair()).logits
@@ -295,7 +296,7 @@ def test_a_layer_with_unsupported_arguments_keeps_its_padding(
 class OneCache:
     """An empty cache; with a cache, a layer may have keys of earlier tokens."""
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer: Any) -> Any:
+    def update(self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return key, value
 
 

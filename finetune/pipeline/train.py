@@ -369,14 +369,13 @@ def _train_on_all_rows(trainer: Trainer, recipe: Recipe) -> None:
         setattr(arguments, name, value)
     splits = recipe.splits
     rows = concatenate_datasets([splits["train"], splits["validation"]])
-    loaded = dataclasses.replace(recipe.loaded, splits=DatasetDict({**splits, "train": rows}))
-    on_all_rows = dataclasses.replace(recipe).with_values(loaded=loaded)
     activity.say(
         f"training {arguments.final_epochs:g} epochs on training and validation rows, "
         f"{len(rows):,} in all"
     )
-    features = distributed.main_process_first(lambda: on_all_rows.prepared)
-    on_all_rows = on_all_rows.with_values(prepared=features)
+    raw = DatasetDict(train=rows, test=splits["test"])
+    features = distributed.main_process_first(lambda: recipe.prepare(raw)["train"])
+    on_all_rows = recipe.with_values(prepared=DatasetDict({**recipe.prepared, "train": features}))
     set_seed(arguments.seed + arguments.process_index)
     final = Trainer(args=arguments, **on_all_rows.trainer_kwargs(trainer.model, arguments))
     _emit_logs(final)

@@ -105,15 +105,19 @@ def _fit(
     if loss > LOSS_SHARE * constant_loss:
         losses = f"its validation loss is {loss:.3g}, and {constant_loss:.3g} without inputs"
         return None, f"random weights, because {name} predicts little: {losses}"
+    if task.has_probabilities:
+        training_loss = functools.partial(_loss, task, targets=targets)
+        linear = linear.scaled_down(features, constant, training_loss)
+    outputs = linear(validation.head_inputs).astype(np.float32)
     if (documents := encoding.documents_of(recipe.prepared["validation"])) is not None:
         documents = documents[validation_rows]
         outputs = encoding.pooled(outputs, documents, getattr(recipe, "pooling", "mean"))
         labels = labels[np.unique(documents, return_index=True)[1]]
-    scores = recipe.compute_metrics(EvalPrediction(outputs.astype(np.float32), labels))
+    shift = task.fit(outputs, labels)  # as in the evaluations of the training
+    if shift is not None:
+        outputs = (outputs + shift).astype(outputs.dtype)
+    scores = recipe.compute_metrics(EvalPrediction(outputs, labels))
     score, value = next(iter(scores.items()), ("loss", loss))
-    if task.has_probabilities:
-        training_loss = functools.partial(_loss, task, targets=targets)
-        linear = linear.scaled_down(features, constant, training_loss)
     return linear, (
         f"{name}, {score} {value:.4f} on {len(labels):,} validation rows; --head random starts "
         "from random weights"

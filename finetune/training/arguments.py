@@ -207,6 +207,7 @@ def shard_embeddings_once(plugin: Any, model: Any) -> None:
 
 def _resolve(values: ArgumentValues) -> None:
     """Fill in what depends on launch and device, in place."""
+    values.final_epochs = values.final_epochs or 0.0
     for name in options.SCHEDULE:
         if getattr(values, name) is None:  # of a recipe without a pretrained model
             setattr(values, name, getattr(TrainingArguments, name))

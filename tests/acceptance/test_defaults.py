@@ -434,7 +434,7 @@ def test_every_kind_of_head_starts_from_a_linear_model(
 def test_the_note_has_the_score_of_the_model_that_starts(
     name: str, starts: Callable[[str], Start]
 ) -> None:
-    """Several labels are scored before the outputs are made smaller: thresholds would follow."""
+    """Several labels are scored with the thresholds that evaluations of a run fit."""
     case = starts(name)
     score = case.trainer.evaluate()["eval_accuracy"]
     rows = len(case.recipe.splits["validation"])
