@@ -147,6 +147,9 @@ def run_training(
                 if settings.dry_run or prepared.is_done:
                     return _report_without_training(prepared)
                 trainer, recipe = _build_trainer(prepared)
+                final_recipe = None
+                if settings.arguments.final_epochs and pruning is None:
+                    final_recipe = _on_all_rows(recipe)
                 trackers.take_over(trainer)
                 if pruning is not None:
                     trainer.add_callback(pruning)
@@ -154,7 +157,7 @@ def run_training(
                     recording.run = _start_run(prepared, trainer)
                 with stopping.deferred(settings.arguments.grace_seconds, recording.give_up):
                     outputs = _train_and_predict(
-                        trainer, recipe, prepared, is_trial=pruning is not None
+                        trainer, recipe, final_recipe, prepared, is_trial=pruning is not None
                     )
                 del trainer
                 gc.collect()
@@ -166,7 +169,9 @@ def run_training(
                         if pruning is not None:
                             results.write_trial(recording.run, *outputs)
                         else:
-                            results.write(recording.run, recipe, settings.arguments, *outputs)
+                            # baselines are fitted on the rows that the model is trained on
+                            fitted = final_recipe or recipe
+                            results.write(recording.run, fitted, settings.arguments, *outputs)
                             trackers.metrics = recording.run.metrics
             if recording.run is not None and pruning is None:
                 from finetune.pipeline.report import write_final_report  # imports matplotlib
@@ -263,10 +268,22 @@ def _score_as_saved(trainer: Trainer, task: Task[Any]) -> None:
 
 
 def _train_and_predict(
-    trainer: Trainer, recipe: Recipe, prepared: Prepared, *, is_trial: bool = False
+    trainer: Trainer,
+    recipe: Recipe,
+    final_recipe: Recipe | None,
+    prepared: Prepared,
+    *,
+    is_trial: bool = False,
 ) -> tuple[Any, ...]:
-    """Train, predict the validation rows, fold the shift fitted on them into the model, predict the
-    test rows, and save the model.
+    """Train, predict the validation rows, train the final epochs, fold the shift fitted on the
+    validation rows into the model, predict the test rows, and save the model.
+
+    Args:
+        trainer: From :func:`_build_trainer`.
+        recipe: The recipe on its rows.
+        final_recipe: The recipe on the rows of ``--final_epochs``; None without these epochs.
+        prepared: The settings, and the checkpoint to continue from.
+        is_trial: Whether it is a trial of a search, which predicts no test rows and is not saved.
 
     Returns:
         Outputs on validation and test rows, thresholds and outcome, as :func:`results.write` takes;
@@ -301,11 +318,13 @@ def _train_and_predict(
             validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
             # the probabilities that the shift moves to one half
             thresholds = dict(zip(task.labels, expit(-shift).tolist(), strict=True))
-        if trainer.args.final_epochs and not is_trial:
+        if final_recipe is not None:
             if layer is not None:
                 layer.load_state_dict(weights)
             is_final = True
-            _train_on_all_rows(trainer, recipe)
+            started = time.perf_counter()
+            _train_final_epochs(trainer, final_recipe)
+            seconds += time.perf_counter() - started
             if layer is not None and shift is not None:
                 _fold(layer, shift)
         test = None if is_trial else trainer.predict(recipe.prepared["test"])
@@ -344,17 +363,30 @@ def _fold(layer: torch.nn.Linear, shift: np.ndarray) -> None:
     head.fold(layer, np.ones(len(shift)), shift)
 
 
-def _train_on_all_rows(trainer: Trainer, recipe: Recipe) -> None:
-    """Train the model for ``--final_epochs`` on training and validation rows, without evaluations
-    and checkpoints.
+def _on_all_rows(recipe: Recipe) -> Recipe:
+    """Return the recipe with its validation rows among the training rows, on every process."""
+    splits = recipe.splits
+    rows = concatenate_datasets([splits["train"], splits["validation"]])
+    raw = DatasetDict(train=rows, test=splits["test"])
+    features = distributed.main_process_first(lambda: recipe.prepare(raw)["train"])
+    loaded = dataclasses.replace(recipe.loaded, splits=DatasetDict({**splits, "train": rows}))
+    prepared = DatasetDict({**recipe.prepared, "train": features})
+    return recipe.with_values(loaded=loaded, prepared=prepared)
+
+
+def _train_final_epochs(trainer: Trainer, recipe: Recipe) -> None:
+    """Train the model of a trainer for ``--final_epochs``, without evaluations and checkpoints.
+
+    Args:
+        trainer: The trainer of the epochs before.
+        recipe: From :func:`_on_all_rows`.
 
     Raises:
         Stopped: In every process, if a signal arrived.
     """
     arguments = copy.copy(trainer.args)
-    directory = (
-        Path(str(arguments.output_dir)) / "final"
-    )  # for the checkpoint that a signal asks for
+    # where the checkpoint goes that a signal asks for
+    directory = Path(str(arguments.output_dir)) / "final"
     changes: dict[str, Any] = {
         "output_dir": str(directory),
         "num_train_epochs": arguments.final_epochs,
@@ -367,17 +399,13 @@ def _train_on_all_rows(trainer: Trainer, recipe: Recipe) -> None:
     }
     for name, value in changes.items():
         setattr(arguments, name, value)
-    splits = recipe.splits
-    rows = concatenate_datasets([splits["train"], splits["validation"]])
+    rows = len(recipe.splits["train"])
     activity.say(
-        f"training {arguments.final_epochs:g} epochs on training and validation rows, "
-        f"{len(rows):,} in all"
+        f"training {arguments.final_epochs:g} epochs on training and validation rows, {rows:,} in "
+        "all"
     )
-    raw = DatasetDict(train=rows, test=splits["test"])
-    features = distributed.main_process_first(lambda: recipe.prepare(raw)["train"])
-    on_all_rows = recipe.with_values(prepared=DatasetDict({**recipe.prepared, "train": features}))
     set_seed(arguments.seed + arguments.process_index)
-    final = Trainer(args=arguments, **on_all_rows.trainer_kwargs(trainer.model, arguments))
+    final = Trainer(args=arguments, **recipe.trainer_kwargs(trainer.model, arguments))
     _emit_logs(final)
     try:
         final.train()

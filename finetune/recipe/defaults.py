@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from finetune.training.options import SCHEDULE
@@ -91,11 +92,19 @@ def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
 
 
 def _may_use_validation_rows(recipe: Any, values: Mapping[str, Any]) -> bool:
-    """Return whether a table of defaults may train on the validation rows, after their scores."""
-    is_length_open = values.get("num_train_epochs") is None and values.get("max_steps", -1) <= 0
-    is_open = is_length_open and values.get("max_minutes") is None and not values.get("fsdp")
-    has_adapter = getattr(recipe, "adapter", None) is not None
-    return is_open and not has_adapter and recipe.loaded.validated_in == "train"
+    """Return whether the default may be to train on the validation rows, after their scores.
+
+    It was measured for classes. The user neither gives these rows nor sets the length.
+    """
+    from finetune.rules.devices import uses_fsdp  # imports torch
+
+    if recipe.loaded.validated_in != "train" or not recipe.kind.has_one_class:
+        return False
+    if values.get("num_train_epochs") is not None or values.get("max_steps", -1) > 0:
+        return False
+    if values.get("max_minutes") is not None or getattr(recipe, "adapter", None) is not None:
+        return False
+    return not uses_fsdp(SimpleNamespace(fsdp=values.get("fsdp")))
 
 
 def _has_few_rows(recipe: Recipe) -> bool:
@@ -167,7 +176,7 @@ def describe(recipe: Recipe, values: Mapping[str, Any], typed: Mapping[str, Any]
         )
     if _FINAL in names:
         sentences.append(
-            f"{_FINAL} {values[_FINAL]:g}: after the scores on the validation rows, the model is "
-            f"trained on them, too, because rows are few (--{_FINAL} 0 does not)"
+            f"{_FINAL} {values[_FINAL]:g}: rows are few, so the model is trained on the validation "
+            f"rows, too, after they were scored (--{_FINAL} 0 turns this off)"
         )
     return sentences

@@ -17,7 +17,7 @@ def _refuse_sharded_adapter(options: Options) -> Mistakes:
 
 def _refuse_final_epochs(options: Options) -> Mistakes:
     if options.final_epochs and (options.adapter is not None or uses_fsdp(options)):
-        yield "--final_epochs is not supported with --adapter and --fsdp"
+        yield f"--final_epochs {options.final_epochs:g}: not supported with --adapter and with FSDP"
 
 
 RULES = (_refuse_length_beside_minutes, _refuse_sharded_adapter, _refuse_final_epochs)

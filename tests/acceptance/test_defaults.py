@@ -32,6 +32,7 @@ from recipes.image import Image
 from recipes.text import Text
 from tests.acceptance import data
 from tests.acceptance.conftest import Finished, Trained, flags
+from tests.acceptance.test_results import bag_of_words
 from tests.acceptance.test_training import FAULTY, assert_identical
 from tests.families import write as write_family
 
@@ -611,7 +612,7 @@ def test_few_rows_keep_the_last_epoch(reviews: Path, bert: Path) -> None:
 def test_few_rows_end_with_the_validation_rows(reviews: Path, bert: Path, tmp_path: Path) -> None:
     """They are scored before. A run that was killed after its last checkpoint ends the same."""
     options: dict[str, Any] = dict(dataset=str(reviews), model=str(bert), max_length=64)
-    options |= dict(global_batch_size=64, precision="fp32", baseline=False, disable_tqdm=True)
+    options |= dict(global_batch_size=64, precision="fp32", disable_tqdm=True)
     default = finetune.train("text", **options, output_dir=str(tmp_path / "default"))
     without = finetune.train("text", **options, output_dir=str(tmp_path / "0"), final_epochs=0)
     assert any(note.startswith("final_epochs 3: ") for note in default.manifest.data.notes)
@@ -626,6 +627,14 @@ def test_few_rows_end_with_the_validation_rows(reviews: Path, bert: Path, tmp_pa
     assert (before.rows_trained_on, after.rows_trained_on) == (0, count)
     assert before.metrics["loss"] == pytest.approx(without.metrics.validation["loss"], rel=1e-5)
     assert after.metrics["loss"] < before.metrics["loss"] - 1e-4
+    for run, names in ((without, ["train"]), (default, ["train", "validation"])):
+        parts = [run.recipe().splits[name].to_pandas() for name in names]
+        training, tested = pd.concat(parts), run.predictions
+        terms, test_terms = bag_of_words(training["text"].tolist(), tested["text"].tolist())
+        model = LogisticRegression(C=10, max_iter=1000).fit(terms, training["label"])
+        predicted = [run.labels[number] for number in model.predict(test_terms)]
+        expected = (tested["label"] == predicted).mean()  # another one in each run
+        assert run.metrics.baseline["TF-IDF + logistic regression"]["accuracy"] == expected
     shutil.copytree(default.path, tmp_path / "killed")
     finetune.Run.load(tmp_path / "killed").update(status="running")
     for name in ("metrics.json", "model.safetensors"):

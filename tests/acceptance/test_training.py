@@ -813,6 +813,7 @@ BY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch"}
         ("batch 2,SIGTERM", {}, 3),  # in the evaluation after step 3
         ("save 2,SIGINT", {}, 6),
         ("step 7,SIGTERM", {"gradient_accumulation_steps": 2}, 7),
+        ("step 20,SIGTERM", {"final_epochs": 2}, 18),  # in the final epochs
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
