@@ -48,8 +48,8 @@ _MAX_ROWS_IN_BAND, _MAX_VERIFIED_PAIRS = 100, 50
 #: What is not the single space between two words.
 _BLANKS = ("  ", "\n", "\r", "\t", "\xa0")
 #: Scripts without spaces between words: each letter is a word.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 
 
 def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[bytes]:
