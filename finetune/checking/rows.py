@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict
 
 from finetune.checking import texts
-from finetune.data import ROW, arrow, digests, encoding, targets
+from finetune.data import ROW, arrow, digests, encoding, targets, words
 from finetune.data.digests import drop_repeated
 from finetune.data.splits import Plan, build_index
 from finetune.data.targets import RELABEL, report_rows
@@ -94,7 +94,10 @@ def require_all_rows(
         if len(first) != len(rows):
             mistakes.append(f"prepare() returned {len(first):,} of the {len(rows):,} {name} rows")
         elif "labels" in features.column_names:
-            labels = np.asarray(features.with_format("numpy")["labels"][:])[first]
+            if targets.is_tagged(rows):
+                labels = words.labels_of(features)
+            else:
+                labels = np.asarray(features.with_format("numpy")["labels"][:])[first]
             if not np.array_equal(labels, targets_of(name).astype(labels.dtype)):
                 mistakes.append(f"prepare() changed the labels or the order of the {name} rows")
     if mistakes:

@@ -74,7 +74,7 @@ class Source:
     @functools.cached_property
     def files(self) -> SplitFiles:
         """The files of a local data set."""
-        suffixes = formats.FILES
+        suffixes: tuple[str, ...] = formats.FILES
         if self.options.words:
             suffixes += formats.MAYBE_WORDS
         return find_files(self.dataset, self.split_names, suffixes)

@@ -89,43 +89,79 @@ def feature(types: Iterable[str]) -> Any:
     return List({"start": place, "end": place, "tag": ClassLabel(names=tag_names(types))})
 
 
+class Columns(NamedTuple):
+    """The columns that are read."""
+
+    labels: str
+    input: str  # of texts, or of lists of words
+    have_spans: bool
+
+
+def find_columns(dataset: DatasetDict, options: TagOptions) -> Columns:
+    """Return the columns that are read.
+
+    Raises:
+        UserError: If one is missing.
+    """
+    train = dataset["train"]
+    labels = _find_labels(train, options)
+    cells = _cells(train, labels)
+    if any(isinstance(item, (dict, list)) for cell in cells for item in _list(cell)):
+        columns = Columns(labels, options.text, have_spans=True)
+    else:
+        columns = Columns(labels, _find_tokens(train, options), have_spans=False)
+    flags = {labels: "--label_column", columns.input: "--token_column"}
+    if columns.have_spans:
+        flags[columns.input] = "--text_column"
+    mistakes = []
+    for split, rows in dataset.items():
+        for column, flag in flags.items():
+            if column not in rows.column_names:
+                listed = describe_columns(rows, column)
+                mistakes.append(f"{flag}: no column '{column}' in the {split} data{listed}")
+    if mistakes:
+        raise UserError(*mistakes)
+    return columns
+
+
 def read(
-    dataset: DatasetDict, options: TagOptions, report: Findings
+    dataset: DatasetDict, columns: Columns, options: TagOptions, report: Findings
 ) -> tuple[DatasetDict, Sequence[str], str]:
     """Return the splits with ``text`` and ``label`` instead of the columns that these are read
     from, the names in ``renames`` that the data does not have, and how labels are written.
 
+    Args:
+        dataset: The splits of the source.
+        columns: From :func:`find_columns`.
+        options: How labels are written.
+        report: Gets the rows that are invalid.
+
     Raises:
-        UserError: If a column is missing, or, without ``drop_invalid``, if a row is invalid.
+        UserError: Without ``drop_invalid``, if a row is invalid.
     """
-    label_column = _find_labels(dataset["train"], options)
-    reader = _Reader(options, label_column)
-    train = reader.labels(dataset["train"])
-    if any(isinstance(item, (dict, list)) for cell in train for item in cell or ()):
-        input_column = options.text
-        reason = f"the spans in '{label_column}' are the entities"
-        parse = reader.from_spans
+    reader = _Reader(options, columns.labels)
+    if columns.have_spans:
+        if options.scheme != AUTO:
+            report.fail(f"--tag_scheme {options.scheme}: '{columns.labels}' has spans, not tags")
+        reader.scheme = "plain"
+        reason = f"the spans in '{columns.labels}' are the entities"
+        parse: Callable[[Any, Any], Tagged] = reader.from_spans
     else:
-        input_column = _find_tokens(dataset["train"], options)
-        reader.choose_scheme(train)
-        reason = f"the tags in '{label_column}' are {_NAMES[reader.scheme]}"
+        reader.choose_scheme(reader.labels(dataset["train"]))
+        reason = f"the tags in '{columns.labels}' are {_NAMES[reader.scheme]}"
         parse = reader.from_tags
-    columns = {"--label_column": label_column, "--text_column or --token_column": input_column}
     parsed = {}
     for split, rows in dataset.items():
-        for flag, column in columns.items():
-            if column not in rows.column_names:
-                listed = describe_columns(rows, column)
-                report.fail(f"{flag}: no column '{column}' in the {split} data{listed}")
-        parsed[split] = _parse(rows, split, input_column, reader, parse, report)
+        parsed[split] = _parse(rows, split, columns.input, reader, parse, report)
     if not options.drop_invalid:
         report.raise_errors()
     types = sorted(reader.types, key=natural_key)
     if not types:
-        report.fail(f"--label_column: the column '{label_column}' has no entities")
+        report.fail(f"--label_column: the column '{columns.labels}' has no entities")
     splits = DatasetDict()
     for split, rows in dataset.items():
-        splits[split] = _encode(rows.remove_columns([label_column, input_column]), parsed[split], types)
+        rows = rows.remove_columns([columns.labels, columns.input])
+        splits[split] = _encode(rows, parsed[split], types)
     return splits, sorted(options.renames.keys() - reader.names), reason
 
 
@@ -146,7 +182,7 @@ def _find_labels(rows: Dataset, options: TagOptions) -> str:
 
 
 def _find_tokens(rows: Dataset, options: TagOptions) -> str:
-    usual = TOKEN_COLUMNS
+    usual: Sequence[str] = TOKEN_COLUMNS
     if options.tokens is not None:
         usual = (options.tokens,)
     for name in usual:
@@ -156,6 +192,10 @@ def _find_tokens(rows: Dataset, options: TagOptions) -> str:
     raise UserError(
         f"--token_column: tags need a column with the list of words, {' or '.join(usual)}{hint}"
     )
+
+
+def _list(cell: Any) -> list[Any]:
+    return cell if isinstance(cell, list) else []
 
 
 def _cells(rows: Dataset, column: str) -> list[Any]:
@@ -181,7 +221,7 @@ def _parse(
         values = _cells(rows, column)
     items: list[Tagged | None] = []
     invalid: dict[str, list[int]] = defaultdict(list)
-    examples = {}
+    examples: dict[str, object] = {}
     for row, cells in enumerate(zip(values, reader.labels(rows), strict=True)):
         item = None
         try:
@@ -236,7 +276,7 @@ class _Reader:
         cells = _cells(rows, self._column)
         names = targets.class_names(rows, self._column)
         if names:
-            cells = [cell and [names[number] for number in cell] for cell in cells]
+            cells = [[names[number] for number in _list(cell)] for cell in cells]
         return cells
 
     def choose_scheme(self, cells: Sequence[Any]) -> None:
@@ -247,7 +287,7 @@ class _Reader:
         plain = []
         for cell in cells:
             previous = ""
-            for tag in cell or ():
+            for tag in _list(cell):
                 name = self._rename(tag)
                 match = _TAG.fullmatch(name)
                 if match is not None:
@@ -315,7 +355,7 @@ class _Reader:
         return Tagged(*words.join_words(tokens), tags[:-1])
 
     def _split_tag(self, tag: Any) -> tuple[str, str]:
-        """Return the letter of the prefix of a tag, and its type; both empty outside of entities."""
+        """Return the letter of the prefix of a tag, and its type; both empty without one."""
         name = self._rename(tag)
         if name == OUTSIDE:
             return "", ""

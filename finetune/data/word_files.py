@@ -1,4 +1,4 @@
-"""Read files with a word a line, as of CoNLL: fields of a word, and blank lines between sentences."""
+"""Read files with a word and its fields a line, and blank lines between sentences: CoNLL."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,7 +23,9 @@ def sentences(path: Path, lines: Iterable[str]) -> Iterator[pa.Table]:
     Raises:
         UserError: With the line that has an empty word, or more or fewer fields than the first.
     """
-    separator = width = document = None
+    separator: str | None = None
+    width: int | None = None
+    document: int | None = None
     rows: list[dict[str, Any]] = []
     words: list[list[str]] = []
 

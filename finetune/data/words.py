@@ -19,6 +19,8 @@ from finetune.errors import UserError
 
 #: The label of tokens that have none, as in ``transformers``, and of the separator after a row.
 UNLABELLED = -100
+#: The pooling of the windows of a text whose words are labelled: each word is in one of them.
+POOLING = "words"
 Word = Mapping[str, int]  # ``start`` and ``end`` in the text, and the ``tag`` if it is known
 
 
@@ -27,7 +29,7 @@ def _splitter() -> Any:
     from tokenizers import Regex, pre_tokenizers
 
     letters = pre_tokenizers.Split(Regex(f"[{UNSPACED}]"), "isolated")
-    return pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), letters])  # type: ignore[no-untyped-call]
+    return pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), letters])
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
@@ -103,6 +105,8 @@ class WordWindows(Windows):
         """Return the ids of each word, at least one and no more than a window has."""
         names = ("add_special_tokens", "return_attention_mask", "return_token_type_ids", "verbose")
         options: dict[str, Any] = dict.fromkeys(names, False)
+        if not words:
+            return []
         encoded = self._tokenizer(words, is_split_into_words=True, **options)
         ids: list[list[int]] = [[] for _ in words]
         for token, word in zip(encoded["input_ids"], encoded.word_ids(), strict=True):
@@ -118,9 +122,12 @@ class WordWindows(Windows):
 
         The words that two windows share are divided in the middle.
         """
+        if not sizes:
+            yield 0, 0, range(0)
+            return
         ends = np.cumsum(sizes)
         starts = ends - sizes
-        spans = []
+        spans: list[tuple[int, int]] = []
         first = end = 0
         while end < len(sizes):
             if spans:  # the next window shares words with the one before
@@ -145,18 +152,21 @@ def labels_of(rows: Any) -> np.ndarray:
     """Return the tags of prepared rows, with a separator after each row: int64, ``(places,)``."""
     tags, windows = _labelled(rows)
     documents = np.asarray(arrow.column(rows, COLUMN))
-    return join_rows(tags, documents[windows], UNLABELLED)
+    return join_rows(tags, documents[windows], int(documents[-1]) + 1, UNLABELLED)
 
 
-def count_labelled(rows: Any, weights: np.ndarray) -> np.ndarray:
+def count_labelled(rows: Any, weights: Sequence[float]) -> np.ndarray:
     """Return the sum of the weights of the words that each prepared row labels, ``(rows,)``.
 
     Args:
         rows: Prepared rows.
-        weights: The weight of each tag, shape ``(tags,)``.
+        weights: The weight of each tag; empty if all are 1.
     """
     tags, windows = _labelled(rows)
-    return np.bincount(windows, weights[tags], minlength=len(rows))
+    weights_of_words = None
+    if weights:
+        weights_of_words = np.asarray(weights)[tags]
+    return np.bincount(windows, weights_of_words, minlength=len(rows))
 
 
 def _labelled(rows: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -168,13 +178,14 @@ def _labelled(rows: Any) -> tuple[np.ndarray, np.ndarray]:
     return flat[is_labelled], windows[is_labelled]
 
 
-def join_rows(values: np.ndarray, rows: np.ndarray, separator: float) -> np.ndarray:
+def join_rows(values: np.ndarray, rows: np.ndarray, count: int, separator: float) -> np.ndarray:
     """Return values of words with a separator after those of each row.
 
     Args:
         values: Shape ``(words, ...)``, in the order of the rows.
         rows: The row of each word, ascending, shape ``(words,)``.
+        count: The number of rows; those without words have a separator, too.
         separator: The value at a separator.
     """
-    ends = np.append(np.flatnonzero(np.diff(rows)) + 1, len(rows))
+    ends = np.searchsorted(rows, np.arange(count), side="right")
     return np.insert(values, ends, separator, axis=0)

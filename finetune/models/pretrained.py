@@ -22,6 +22,7 @@ from transformers import (
     AutoConfig,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     BaseImageProcessor,
     PretrainedConfig,
@@ -157,6 +158,7 @@ def load_classifier(
     revision: str | None = None,
     *,
     reads_images: bool = False,
+    labels_words: bool = False,
     hidden_dropout: float | None = None,
     attention_dropout: float | None = None,
     pad_token_id: int | None = None,
@@ -170,6 +172,7 @@ def load_classifier(
             was trained for the same names is continued, any other is replaced.
         revision: Commit, tag or branch on the Hub; None for the newest.
         reads_images: Whether it is an image model. The arguments below are for texts only.
+        labels_words: Whether the outputs are for each token, not for the text.
         hidden_dropout: Probability, or None for that of the configuration.
         attention_dropout: Probability, or None for that of the configuration.
         pad_token_id: The token that pads batches; decoders find the end of a text by it. None for
@@ -191,6 +194,8 @@ def load_classifier(
         return small
     if not reads_images:
         auto = AutoModelForSequenceClassification
+        if labels_words:
+            auto = AutoModelForTokenClassification
         families.set_dropout(config, "hidden_dropout", hidden_dropout)
         families.set_dropout(config, "attention_dropout", attention_dropout)
         families.set_up(config, pad_token_id)

@@ -77,6 +77,7 @@ class Recipe(RecipeOptions):
         own_metrics: The names of the metrics that a custom :meth:`compute_metrics` returns.
         label_names: The class names in their order; data with these classes gets this order.
         ordered_labels: Whether the order is meaningful: three or more classes are then ordinal.
+        labels_words: Whether words are labelled, not rows.
     """
 
     training: ClassVar[Mapping[str, Any]] = {
@@ -98,6 +99,7 @@ class Recipe(RecipeOptions):
     own_metrics: ClassVar[Sequence[str]] = ()
     label_names: ClassVar[Sequence[str]] = ()
     ordered_labels: ClassVar[bool] = False
+    labels_words: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -163,6 +165,7 @@ class Recipe(RecipeOptions):
                 separator=self.csv_separator,
                 encoding=self.encoding,
                 sheet=self.sheet,
+                words=self.labels_words,
             ),
         )
         self.report.find_places = source.find_places
@@ -430,7 +433,9 @@ class Recipe(RecipeOptions):
             return None
         check_task(rule_options(self), self.kind)
         targets = self.targets("train")
-        if getattr(self, "windows", None) is not None:  # each window has the target of its text
+        if (
+            getattr(self, "windows", None) is not None and not self.labels_words
+        ):  # each window has the target of its text
             targets = np.asarray(self.prepared["train"].with_format("numpy")["labels"][:])
         weights = self.kind.class_weights(text, targets)
         pairs = [f"{n} {weight:.4g}" for n, weight in zip(self.labels, weights, strict=True)]

@@ -193,6 +193,7 @@ class TextRecipe(Recipe, TextOptions):
             self.model,
             labels,
             revision=self.model_revision,
+            labels_words=self.labels_words,
             hidden_dropout=self.hidden_dropout,
             attention_dropout=self.attention_dropout,
             pad_token_id=self.processing_class().pad_token_id,
@@ -201,7 +202,7 @@ class TextRecipe(Recipe, TextOptions):
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.pretrained import load_classifier
 
-        model = load_classifier(str(directory), labels, is_run=True)
+        model = load_classifier(str(directory), labels, labels_words=self.labels_words, is_run=True)
         self._refuse_unknown_ids(model)
         return model
 

@@ -105,6 +105,11 @@ class Scoring:
             UserError: If a custom module fails, or does not return numbers.
         """
         scores: dict[str, float] = {}
+        if task is not None and task.labels_words:  # scores of rows, which a module does not know
+            rows = task.scored(np.asarray(prediction.label_ids), np.asarray(prediction.predictions))
+            for name, metric in metrics.find_metrics(rows.kind, self.arguments).items():
+                scores[name] = float(metric.function(rows)[0])
+            return scores
         for name in self.arguments:
             scores |= self._compute(name, task or SingleLabel(), prediction)
         return scores
@@ -122,7 +127,7 @@ class Scoring:
         from transformers import EvalPrediction
 
         task.refuse_metrics(self.arguments)
-        if self.arguments == task.metrics:
+        if self.arguments == task.metrics or task.labels_words:
             return list(self.arguments)
         load.cache_clear()  # in a notebook, a file may have been edited
         report = Findings()

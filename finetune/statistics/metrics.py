@@ -42,6 +42,7 @@ _STANDARD = {
     "classes": ("log_loss", "roc_area"),
     "labels": tuple(row.name for row in ROWS if row.kind == "labels"),
     "numbers": (),
+    "entities": (),
 }
 #: Means over classes, which are unreliable if many classes are rare.
 _AREAS = ("roc_auc", "roc_area", "average_precision")
@@ -168,7 +169,10 @@ def rare_classes(rows: NamedRows) -> list[str]:
     """Return the names of the rare classes if a mean over classes has no interval because of them;
     otherwise an empty list.
     """
-    is_rare = np.minimum(rows.supports, len(rows) - rows.supports) < MIN_ROWS_OF_CLASS
+    fewer = rows.supports
+    if rows.kind != "entities":  # of which a row may have several
+        fewer = np.minimum(fewer, len(rows) - fewer)
+    is_rare = fewer < MIN_ROWS_OF_CLASS
     if is_rare.mean() > MAX_RARE_SHARE:
         return [rows.names[number] for number in np.flatnonzero(is_rare)]
     return []
@@ -233,7 +237,7 @@ def describe_gaps(
     return sentences
 
 
-def _score_classes(rows: NamedRows) -> dict[str, list[Estimate]]:
+def _score_classes(rows: Any) -> dict[str, list[Estimate]]:
     """Return precision, recall and F1 of each class, with Wilson's intervals.
 
     F1 is 2 J / (1 + J). The Jaccard index J is a share: of the rows whose true or predicted class
@@ -250,7 +254,7 @@ def _score_classes(rows: NamedRows) -> dict[str, list[Estimate]]:
     }
 
 
-def describe_classes(rows: NamedRows) -> dict[str, Any]:
+def describe_classes(rows: Any) -> dict[str, Any]:
     """Return precision, recall, F1, areas under the curves, and support of each class, by name.
 
     Areas are left out if no row, or every row, has the class.
@@ -258,7 +262,8 @@ def describe_classes(rows: NamedRows) -> dict[str, Any]:
     supports = rows.supports.tolist()
     scores = _score_classes(rows)
     areas = {"roc_area": ROC} if rows.kind == "classes" else {}
-    areas |= {"pr_area": PRECISION}
+    if rows.kind != "entities":
+        areas |= {"pr_area": PRECISION}
     table: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(rows.names):
         table[name] = {score: asdict(column[number]) for score, column in scores.items()}

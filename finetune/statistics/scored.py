@@ -17,7 +17,7 @@ from scipy.special import expit, logit, logsumexp, softmax
 from finetune.data.prediction_columns import MAX_PROBABLE_CLASSES
 from finetune.statistics.estimates import group_rows, leave_out
 
-Kind = Literal["classes", "labels", "numbers"]
+Kind = Literal["classes", "labels", "numbers", "entities"]
 #: The indices of the two curves in the result of :func:`area_replicates`.
 ROC, PRECISION = 0, 1
 #: The numbers in a block: 16 MB as float64.
