@@ -109,6 +109,14 @@ class ScoredEntities(Scored):
         """The number of true entities of each type, int64, shape ``(types,)``."""
         return np.asarray(self.tallies[1][0].astype(np.int64))
 
+    def counts(self, *, of_words: bool) -> tuple[int, int]:
+        """Return how many words, or true and predicted entities, are right, and how many are."""
+        if of_words:
+            words, right = self.words.sum(axis=0).tolist()
+            return right, words
+        found = int(np.count_nonzero(self.is_found))
+        return found, len(self.labels) + len(self.predicted) - found
+
     @property
     def token_accuracy(self) -> np.ndarray:
         """The replicates of the share of words with the right tag, ``(1 + groups,)``."""

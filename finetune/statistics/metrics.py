@@ -148,8 +148,8 @@ def has_interval(rows: Any, metric: Metric) -> bool:
 def max_effective_rows(rows: Any, metric: Metric) -> float:
     """Return the upper limit of the effective sample size of a metric; 0 if it has no interval.
 
-    For areas it is twice the smaller side of each class. For other shares it is all rows, or
-    infinite with enough right and wrong rows for a reliable jackknife.
+    For areas it is twice the smaller side of each class. For other shares it is all rows, entities
+    or words, or infinite with enough right and wrong ones for a reliable jackknife.
     """
     if not has_interval(rows, metric):
         return 0.0
@@ -159,9 +159,11 @@ def max_effective_rows(rows: Any, metric: Metric) -> float:
         return float(2 * fewer[int(is_binary) :].sum())
     if metric.scale is NUMBER or rows.kind == "numbers":
         return float(len(rows))
-    correct = np.count_nonzero(rows.is_correct)
-    if min(correct, len(rows) - correct) < MIN_WRONG_ROWS:
-        return float(len(rows))
+    correct, total = np.count_nonzero(rows.is_correct), len(rows)
+    if rows.kind == "entities":
+        correct, total = rows.counts(of_words=metric.name == "accuracy")
+    if min(correct, total - correct) < MIN_WRONG_ROWS:
+        return float(total)
     return math.inf
 
 
