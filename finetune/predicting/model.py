@@ -5,7 +5,7 @@ for each other after each one. The logits of a row are then the same for any num
 """
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, pairwise
@@ -16,15 +16,15 @@ import pyarrow as pa
 import torch
 from datasets import Dataset, DatasetDict, Image, List
 
-from finetune.data import ROW
+from finetune.data import ROW, words
 from finetune.data.digests import TEXTS
 from finetune.data.encoding import documents_of, to_rows
 from finetune.data.lengths import default_budget
 from finetune.errors import UserError
 from finetune.models import cpu
-from finetune.predicting.inference import Batch, Encoded, Inference, Session
+from finetune.predicting.inference import Batch, Encoded, Inference, Session, Submission
 from finetune.predicting.request import STANDARD_INPUT, Request, read_lines
-from finetune.recipe import TextRecipe
+from finetune.recipe import TextRecipe, TokenRecipe
 from finetune.runtime import distributed, hardware
 
 _ROWS_WITHOUT_LENGTH = 64  # of a batch, where rows have no tokens
@@ -127,6 +127,8 @@ class RecipeInference(Inference):
 
     def _dataset(self, values: list[Any]) -> Dataset:
         """Return values as raw rows, with labels that have no effect."""
+        if isinstance(self._request.recipe, TokenRecipe):
+            return self._request.recipe.unlabelled(values)
         name = self._request.recipe.input_column
         numbers = np.arange(len(values))
         # recipes have the numbers from `load` and may remove them again
@@ -143,6 +145,36 @@ class RecipeInference(Inference):
         return rows.add_column("label", [label] * len(values), feature=feature)
 
 
+class WordInference(RecipeInference):
+    """Predicts the words of the rows of a request, each in one window of its text."""
+
+    def logits(self, submission: Submission) -> np.ndarray:
+        """Return the logits of the words of submitted rows, with a separator after each row:
+        float32, shape ``(places, outputs)``, see :mod:`finetune.tasks.tokens`.
+        """
+        batches, has_value = submission
+        outputs = [np.zeros((0, self.width), np.float32)]
+        rows, windows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for result, rows_of_batch, windows_of_batch in batches:
+            logits = result()
+            # a window has as many outputs as words; the first column has its place in the batch
+            places = logits[:, 0].astype(np.int64)
+            outputs.append(logits[:, 1:])
+            rows.append(rows_of_batch[places])
+            windows.append(windows_of_batch[places])
+        numbers = np.flatnonzero(has_value)[np.concatenate(rows)]
+        order = np.lexsort((np.concatenate(windows), numbers))
+        values = np.concatenate(outputs)[order]
+        return words.join_rows(values, numbers[order], len(has_value), 0)
+
+    def _compute(self, inputs: Sequence[Mapping[str, Any]], places: np.ndarray) -> np.ndarray:
+        """Return place in the batch and logits of each word, shape ``(words, 1 + outputs)``."""
+        batch = dict(self._collator([dict(inputs[int(place)]) for place in places]))
+        is_word = batch.pop("labels").numpy() != words.UNLABELLED
+        logits = self.session(batch).reshape(*is_word.shape, self.width)
+        return np.column_stack([np.nonzero(is_word)[0], logits[is_word]])
+
+
 def predict_chunks(request: Request, numbers: Iterable[int]) -> Iterator[tuple[int, Any, pa.Table]]:
     """Yield number and rows of chunks, and the columns that are added to them.
 
@@ -153,19 +185,23 @@ def predict_chunks(request: Request, numbers: Iterable[int]) -> Iterator[tuple[i
     Raises:
         UserError: If memory runs out, or if a row cannot be predicted.
     """
-    inference = RecipeInference(request)
+    cls = WordInference if request.task.labels_words else RecipeInference
+    inference = cls(request)
     chunks: Iterable[Any] = ((number, request.chunk(number)) for number in numbers)
     if request.kind == STANDARD_INPUT:
         chunks = enumerate(read_lines(request.rows))
-    submitted: Iterable[Any] = (
-        (number, chunk, inference.submit(request.values(number, chunk))) for number, chunk in chunks
-    )
+
+    def submit(number: int, chunk: Any) -> tuple[int, Any, list[Any], Submission]:
+        values = request.values(number, chunk)
+        return number, chunk, values, inference.submit(values)
+
+    submitted: Iterable[Any] = (submit(number, chunk) for number, chunk in chunks)
     if request.kind != STANDARD_INPUT:  # a line is answered at once
         # the next chunk is read while this one is computed
         submitted = (chunk for chunk, _ in pairwise(chain(submitted, [None])))
     try:
-        for number, chunk, submission in submitted:
-            yield number, chunk, request.added_columns(inference.logits(submission), submission[1])
+        for number, chunk, values, submission in submitted:
+            yield number, chunk, request.added_columns(inference.logits(submission), values)
     except (MemoryError, torch.OutOfMemoryError) as error:
         tokens = inference.batch_tokens
         hint = f"try --batch_tokens {max(1, tokens // 4)}"

@@ -72,6 +72,13 @@ class TokenRecipe(TextRecipe):
 
         return WordWindows(self.encoder(), self.stride)
 
+    @property
+    def token_columns(self) -> list[str]:
+        """The columns that may have the words of rows to predict."""
+        from finetune.data.tags import TOKEN_COLUMNS
+
+        return [*filter(None, [self.token_column]), *TOKEN_COLUMNS]
+
     def unlabelled(self, values: Sequence[str | Sequence[str]]) -> Dataset:
         """Return texts, or lists of words, as raw rows whose words have no entity."""
         from datasets import Dataset
