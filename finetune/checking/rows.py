@@ -154,6 +154,9 @@ def _find_class_problems(train: Dataset, test: Dataset, report: Findings) -> Non
     """Report dominant classes, classes with few training rows, and classes without test rows."""
     names = targets.class_names(train)
     noun = "label" if targets.is_set(train) else "class"
+    highest = _DOMINANT * len(train)
+    if targets.is_tagged(train):  # a type may be in every row
+        noun, highest = "type", len(train)
     by_name = {names[number]: count for number, count in targets.counts(train).items()}
     counts = pd.Series(by_name, dtype=int).sort_values(kind="stable")
     is_tested = counts.index.isin([names[number] for number in targets.counts(test)])
@@ -163,7 +166,7 @@ def _find_class_problems(train: Dataset, test: Dataset, report: Findings) -> Non
     metrics = "--class_weights balanced, and --metrics f1_macro,average_precision"
     add = "add rows, or merge classes: --label_map OLD=NEW"
     for name, classes, description, fix in (
-        ("imbalance", counts[counts > _DOMINANT * len(train)], dominant, metrics),
+        ("imbalance", counts[counts > highest], dominant, metrics),
         ("few_rows_of_a_class", counts[counts < _MIN_ROWS], rare, add),
         ("not_in_test", counts[(counts > 1) & ~is_tested], untested, add),
     ):

@@ -147,9 +147,10 @@ class TextRecipe(Recipe, TextOptions):
 
         limit = self.token_limit
         if limit < self.max_length:
+            action = "truncated to them" if self.windows is None else "read in windows of them"
             self.note(
                 f"--max_length {self.max_length}: {self.model} has {limit} positions: longer texts "
-                "are truncated to them"
+                f"are {action}"
             )
         if self.windows is not None:
             self.windows.require_stride()

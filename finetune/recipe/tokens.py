@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from finetune.errors import Facts
+from finetune.errors import Facts, UserError
 from finetune.recipe.options import option
 from finetune.recipe.pretrained import TextRecipe
 
@@ -65,6 +65,12 @@ class TokenRecipe(TextRecipe):
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
         return super(TextRecipe, self).split(dataset)
+
+    def encoding_facts(self) -> dict[str, Any]:
+        raise UserError(
+            "a run that labels words is not exported or served yet: use finetune.predict, or "
+            'pipeline("token-classification")'
+        )
 
     @property
     def windows(self) -> WordWindows:

@@ -3,6 +3,16 @@
 from finetune.data.comma_list import split_values
 from finetune.rules.options import Mistakes, Options
 
+_NOT_FOR_WORDS = (
+    "text_columns",
+    "label_columns",
+    "label_separator",
+    "label_order",
+    "thresholds",
+    "truncation",
+    "relabel",
+)
+
 
 def _refuse_repeated_class(options: Options) -> Mistakes:
     order = split_values(options.label_order or "")
@@ -17,4 +27,14 @@ def _refuse_unused(options: Options) -> Mistakes:
         yield f"--loss_function {options.loss_function}: the recipe overrides loss()"
 
 
-RULES = (_refuse_repeated_class, _refuse_unused)
+def _refuse_for_words(options: Options) -> Mistakes:
+    if options.task != "tokens":
+        return
+    for name in _NOT_FOR_WORDS:
+        if name in options.typed:
+            yield f"--{name} {options.typed[name]}: does not apply to the labels of words"
+    if "compute_metrics" in options.overridden:
+        yield "compute_metrics() of the recipe: the scores of entities cannot be replaced"
+
+
+RULES = (_refuse_repeated_class, _refuse_unused, _refuse_for_words)

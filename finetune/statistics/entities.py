@@ -109,6 +109,12 @@ class ScoredEntities(Scored):
         """The number of true entities of each type, int64, shape ``(types,)``."""
         return np.asarray(self.tallies[1][0].astype(np.int64))
 
+    def differences(self, other: ScoredEntities) -> np.ndarray:
+        """Return for each row how many entities only one of two models predicts, ``(rows,)``."""
+        entities = (set(map(tuple, rows.predicted.tolist())) for rows in (self, other))
+        rows = [row for row, *_ in set.symmetric_difference(*entities)]
+        return np.bincount(np.array(rows, dtype=np.int64), minlength=len(self)).astype(float)
+
     def counts(self, *, of_words: bool) -> tuple[int, int]:
         """Return how many words, or true and predicted entities, are right, and how many are."""
         if of_words:
