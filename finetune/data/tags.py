@@ -26,16 +26,22 @@ from finetune.data import targets, words
 from finetune.data.columns import describe_columns
 from finetune.data.labels import natural_key, parse_list
 from finetune.data.targets import OUTSIDE, refuse_or_drop
-from finetune.errors import Findings, UserError
+from finetune.errors import Findings, UserError, counted
 
 AUTO = "auto"
+_ANSWER = "answer"
 #: The usual columns of words, and of tags or spans.
 TOKEN_COLUMNS = ("tokens", "words", "1")
 LABEL_COLUMNS = ("ner_tags", "tags", "labels", "spans", "entities", "label")
 _TAG = re.compile(r"([BIOESLUM])[-_](.+)", re.DOTALL)
 #: Letters of other names of IOBES: BILOU, BMEWO and the like.
 _LETTERS = {"L": "E", "U": "S", "M": "I"}
-_NAMES = {"iob2": "IOB2", "iob1": "IOB1", "iobes": "IOBES", "plain": "types without prefixes"}
+_NAMES = {
+    "iob2": "IOB2",
+    "iob1": "IOB1",
+    "iobes": "IOBES or BILOU",
+    "plain": "types without prefixes",
+}
 
 
 class Tagged(NamedTuple):
@@ -153,6 +159,9 @@ def read(
     parsed = {}
     for split, rows in dataset.items():
         parsed[split] = _parse(rows, split, columns.input, reader, parse, report)
+    if reader.padded:
+        spans = counted(reader.padded, "span")
+        report.info(f"{spans} with blanks at the beginning or end: the blanks are left out")
     if not options.drop_invalid:
         report.raise_errors()
     types = sorted(reader.types, key=natural_key)
@@ -222,9 +231,14 @@ def _parse(
     items: list[Tagged | None] = []
     invalid: dict[str, list[int]] = defaultdict(list)
     examples: dict[str, object] = {}
+    answers: Sequence[Any] = [None] * len(rows)
+    if _ANSWER in rows.column_names:
+        answers = rows[_ANSWER][:]
     for row, cells in enumerate(zip(values, reader.labels(rows), strict=True)):
         item = None
         try:
+            if answers[row] in ("reject", "ignore"):
+                raise Invalid(f"that were not accepted (the column '{_ANSWER}' of Prodigy)")
             item = parse(*cells)
         except Invalid as error:
             invalid[str(error)].append(row)
@@ -269,6 +283,7 @@ class _Reader:
         self.scheme = options.scheme
         self.types: set[str] = set()
         self.names: set[str] = set()
+        self.padded = 0  # spans that began or ended with blanks
         self._column = column
 
     def labels(self, rows: Dataset) -> list[Any]:
@@ -344,7 +359,8 @@ class _Reader:
             if self._is_impossible(letter, previous, following, name):
                 shown = f"{following}-{name}" if name else OUTSIDE
                 before = f"{letter}-{previous}" if previous else "the beginning or O"
-                raise Invalid("with an impossible sequence of tags", f"{shown} after {before}")
+                place = f"{shown} after {before} (word {len(tags) + 1})"
+                raise Invalid("with an impossible sequence of tags", place)
             begins = following in "BS" if self.scheme in ("iob2", "iobes") else following == "B"
             begins = begins or (bool(name) and name != previous)
             tags.append(OUTSIDE)
@@ -400,6 +416,7 @@ class _Reader:
             content = text[start:end]
             end = start + len(content.rstrip())
             start += len(content) - len(content.lstrip())
+            self.padded += content != text[start:end]
             first = bisect.bisect_left(starts, start)
             last = bisect.bisect_left(ends, end)
             if starts[first : first + 1] != [start] or ends[last : last + 1] != [end]:
