@@ -111,8 +111,9 @@ def find_columns(dataset: DatasetDict, options: TagOptions) -> Columns:
     """
     train = dataset["train"]
     labels = _find_labels(train, options)
-    cells = _cells(train, labels)
-    if any(isinstance(item, (dict, list)) for cell in cells for item in _list(cell)):
+    items = [item for cell in _cells(train, labels) for item in _list(cell)]
+    has_no_words = not items and options.text in train.column_names
+    if has_no_words or any(isinstance(item, (dict, list)) for item in items):
         columns = Columns(labels, options.text, have_spans=True)
     else:
         columns = Columns(labels, _find_tokens(train, options), have_spans=False)
@@ -352,7 +353,7 @@ class _Reader:
         for token in tokens:
             if not isinstance(token, str) or not token.strip():
                 raise Invalid("with a word that is empty or no text", repr(token))
-        tags = []
+        tags: list[str] = []
         letter = previous = ""  # of the word before, and its type
         for cell in (*cells, OUTSIDE):
             following, name = self._split_tag(cell)
