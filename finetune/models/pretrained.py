@@ -93,6 +93,8 @@ def load_tokenizer(
     revision: str | None = None,
     truncation_side: str = "right",
     max_length: int | None = None,
+    *,
+    labels_words: bool = False,
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a model.
 
@@ -104,6 +106,7 @@ def load_tokenizer(
         revision: Commit, tag or branch on the Hub; None for the newest.
         truncation_side: The end that long texts lose: ``right`` or ``left``.
         max_length: The tokens that they keep; None for the maximum of the tokenizer.
+        labels_words: Whether words are tokenized one by one, each as after a blank.
 
     Raises:
         UserError: If the tokenizer cannot be loaded or has no vocabulary or no padding token.
@@ -112,10 +115,15 @@ def load_tokenizer(
     settings = families.tokenizer_settings(config)
     if max_length is not None:
         settings["model_max_length"] = max_length
+    if labels_words:
+        settings["add_prefix_space"] = True
     with loading(model, revision) as source:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             **source, truncation_side=truncation_side, **settings
         )
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if labels_words and hasattr(getattr(backend, "pre_tokenizer", None), "add_prefix_space"):
+        backend.pre_tokenizer.add_prefix_space = True  # type: ignore[union-attr]
     # without files, transformers 5 returns a tokenizer of special tokens and at most "▁"
     if len(tokenizer) <= len(tokenizer.all_special_tokens) + 1:
         raise UserError(

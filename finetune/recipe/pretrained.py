@@ -180,7 +180,11 @@ class TextRecipe(Recipe, TextOptions):
 
         side = "left" if self.truncation == "tail" else "right"
         tokenizer = load_tokenizer(
-            self.model, self.model_revision, truncation_side=side, max_length=self.token_limit
+            self.model,
+            self.model_revision,
+            truncation_side=side,
+            max_length=self.token_limit,
+            labels_words=self.labels_words,
         )
         columns = len(self.columns_read())
         if columns > 1 and not is_pair(tokenizer, columns):
