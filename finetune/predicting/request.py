@@ -4,7 +4,7 @@ All inputs but the standard input are a table that is read in chunks of consecut
 processes share the chunks, and an interrupted prediction continues with the next one.
 """
 
-import itertools
+import functools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -194,7 +194,9 @@ class Request:
         else:
             rows = frame.reset_index(drop=True)
             names = list(rows)
-        columns_read = self.choose_columns([name for name in names if self._can_read(rows, name)])
+        columns_read = self.choose_columns(
+            list(filter(functools.partial(self._can_read, rows), names))
+        )
         for column, flag in columns_read.items():
             if column not in names:
                 raise UserError(
@@ -217,10 +219,11 @@ class Request:
 
     def _can_read(self, rows: Any, column: str) -> bool:
         """Return whether a column may be one of texts or words, not one of objects as of spans."""
-        if not self.task.labels_words:
-            return True
-        values = [cell for cell in cells(rows[:CHUNK_ROWS], column) if isinstance(cell, list)]
-        return all(isinstance(word, str) for word in itertools.chain(*values))
+        if self.task.labels_words:
+            for cell in cells(rows[:CHUNK_ROWS], column):
+                if isinstance(cell, list) and not set(map(type, cell)) <= {str}:
+                    return False
+        return True
 
     def _read(self, facts: list[str]) -> pa.Table:
         """Return the rows, those of a file from the cache; add to the facts how it was read."""
@@ -282,9 +285,8 @@ class Request:
         """
         columns = {name: cells(rows, name) for name in self.columns_read}
         if isinstance(self.recipe, TokenRecipe):
-            for name, values in columns.items():
-                if name in self.recipe.token_columns:
-                    columns[name] = [parse_list(value) or value for value in values]
+            for name in set(columns).intersection(self.recipe.token_columns):
+                columns[name] = list(map(_parse_words, columns[name]))
         first, *others = columns.values()
         if self.reads_images:
             return list(map(self._image, first))
@@ -334,6 +336,10 @@ class Request:
             temperature = float(self.run.manifest.temperature or 1.0)
         all_labels = self.options.all_probabilities
         return self.task.predicted(logits, values, temperature, all_labels=all_labels)
+
+
+def _parse_words(value: Any) -> Any:
+    return parse_list(value) or value
 
 
 def cells(rows: Any, column: str) -> list[Any]:

@@ -185,7 +185,7 @@ def _entity_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[
         lines.append([Cell(name), *(Cell(f"{count:,}", kind="number") for count in counts)])
     caption = "Labelled types by predicted type, of entities with the same words"
     header = ["labelled", *rows.names, "missed"]
-    return [tables.classes(run.statistics, "type"), Table(caption, header, lines)]
+    return [tables.classes(run.statistics), Table(caption, header, lines)]
 
 
 def _error_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[Any]:

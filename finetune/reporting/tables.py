@@ -24,7 +24,6 @@ AREAS = {"roc_area": "ROC AUC", "pr_area": "average precision"}
 #: With more classes, a table shows only those with the lowest F1.
 _MAX_CLASSES = 200
 _VERBS = {1: "is better than", -1: "is worse than", 0: "is not better than"}
-_UNITS = {"type": "entities"}  # what the scores of a class count, if not rows
 _TO_TRY = (
     "Fine-tuning is not better than its own frozen encoder: label more rows, try another --model, "
     "or `python -m finetune search` over learning_rate and num_train_epochs."
@@ -248,25 +247,21 @@ def export(export: Export) -> list[Table | str]:
     return parts
 
 
-def classes(statistics: Statistics, noun: str = "class") -> Table:
+def classes(statistics: Statistics) -> Table:
     """Return a table of the scores of each class against the rest, 200 classes at most."""
     scores = statistics.classes or {}
     thresholds = statistics.thresholds or {}
     present = set(itertools.chain(*scores.values()))
     areas = [name for name in AREAS if name in present]
     names = list(scores)
+    noun, unit = "class", "rows"
+    if not areas:
+        noun, unit = "type", "entities"
     caption = f"Each {noun} against the rest"
     if len(scores) > _MAX_CLASSES:
         names = sorted(scores, key=lambda name: scores[name]["f1"]["value"])[:_MAX_CLASSES]
         caption += f", the {_MAX_CLASSES} of {len(scores):,} with the lowest F1"
-    header = [
-        noun,
-        _UNITS.get(noun, "rows"),
-        "precision",
-        "recall",
-        "F1",
-        *map(AREAS.__getitem__, areas),
-    ]
+    header = [noun, unit, "precision", "recall", "F1", *map(AREAS.__getitem__, areas)]
     if thresholds:
         header.append("threshold")
     rows = []
