@@ -110,13 +110,16 @@ def find_columns(dataset: DatasetDict, options: TagOptions) -> Columns:
         UserError: If one is missing.
     """
     train = dataset["train"]
-    labels = _find_labels(train, options)
+    # of a file with a word a line the first and the last field
+    numbers = sorted(filter(str.isdecimal, train.column_names), key=int)
+    labels = _find(train, "--label_column", options.labels, [*LABEL_COLUMNS, *numbers[:0:-1]])
     items = [item for cell in _cells(train, labels) for item in _list(cell)]
     has_no_words = not items and options.text in train.column_names
     if has_no_words or any(isinstance(item, (dict, list)) for item in items):
         columns = Columns(labels, options.text, have_spans=True)
     else:
-        columns = Columns(labels, _find_tokens(train, options), have_spans=False)
+        tokens = _find(train, "--token_column", options.tokens, TOKEN_COLUMNS)
+        columns = Columns(labels, tokens, have_spans=False)
     flags = {labels: "--label_column", columns.input: "--token_column"}
     if columns.have_spans:
         flags[columns.input] = "--text_column"
@@ -175,33 +178,16 @@ def read(
     return splits, sorted(options.renames.keys() - reader.names), reason
 
 
-def _find_labels(rows: Dataset, options: TagOptions) -> str:
-    names = rows.column_names
-    usual = [options.labels]
-    if not options.labels:
-        usual = list(LABEL_COLUMNS)
-        # of a file with a word a line, the last field
-        usual += sorted(filter(str.isdecimal, names), key=int)[:0:-1]
-    for name in usual:
-        if name in names:
-            return name
-    hint = describe_columns(rows, usual[0])
-    if {"data", "annotations"} <= set(names):
-        hint += "; from Label Studio, export JSON-MIN"
-    raise UserError(f"--label_column: expected a column {' or '.join(usual)}{hint}")
-
-
-def _find_tokens(rows: Dataset, options: TagOptions) -> str:
-    usual: Sequence[str] = TOKEN_COLUMNS
-    if options.tokens is not None:
-        usual = (options.tokens,)
-    for name in usual:
+def _find(rows: Dataset, flag: str, typed: str | None, usual: Sequence[str]) -> str:
+    """Return the column that is typed, or the first of the usual ones."""
+    names = [typed] if typed else usual
+    for name in names:
         if name in rows.column_names:
             return name
-    hint = describe_columns(rows, usual[0])
-    raise UserError(
-        f"--token_column: tags need a column with the list of words, {' or '.join(usual)}{hint}"
-    )
+    hint = describe_columns(rows, names[0])
+    if {"data", "annotations"} <= set(rows.column_names):
+        hint += "; from Label Studio, export JSON-MIN"
+    raise UserError(f"{flag}: expected a column {' or '.join(names)}{hint}")
 
 
 def _list(cell: Any) -> list[Any]:

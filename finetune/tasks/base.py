@@ -107,6 +107,10 @@ class Task(ABC, Generic[S]):
         """Return the loss of each row, shape ``(rows,)``, not reduced; see ``Recipe.loss``."""
         return self.losses[self.loss_function or next(iter(self.losses))](logits, labels)
 
+    def places(self, targets: np.ndarray) -> Sequence[np.ndarray]:
+        """Return the places of each row in arrays of targets and outputs."""
+        return list(np.arange(len(targets))[:, None])
+
     def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray:
         """Return :func:`~finetune.tasks.losses.class_weights`, shape ``(labels,)``, float64."""
         return losses.class_weights(text, self.labels, targets)

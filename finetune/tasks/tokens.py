@@ -109,6 +109,10 @@ class Tokens(Task[ScoredEntities]):
             numbers.append(UNLABELLED)
         return np.array(numbers, dtype=np.int64)
 
+    def places(self, targets: np.ndarray) -> Sequence[np.ndarray]:
+        ends = np.flatnonzero(targets == UNLABELLED) + 1
+        return np.split(np.arange(len(targets)), ends[:-1])
+
     def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray:
         return super().class_weights(text, targets[targets != UNLABELLED])
 
