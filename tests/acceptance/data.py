@@ -98,7 +98,7 @@ def entity_sentences(rows: int = 240, seed: int = 3) -> list[tuple[list[str], li
     sentences = []
     for number in range(rows):
         words, tags = ["the", "service", "was"], ["O", "O", "O"]
-        for _ in range(draw.randint(0, 4) + 8 * (number % 20 == 19)):
+        for _ in range(draw.randint(0, 4) + 16 * (number % 20 == 19)):
             words += [draw.choice(PLACES), str(number), "(", draw.choice(WORDS["good"])]
             tags += ["B-place", "I-place", "O", "B-dish"]
             if draw.random() < 0.5:

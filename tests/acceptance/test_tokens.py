@@ -237,6 +237,14 @@ def chunks(tags: list[str]) -> set[tuple[str, int, int]]:
     return found
 
 
+def iob2(entities: set[tuple[str, int, int]], words: int) -> list[str]:
+    """Return the IOB2 tags of entities."""
+    tags = ["O"] * words
+    for kind, begin, end in entities:
+        tags[begin:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - begin - 1)]
+    return tags
+
+
 def tags_of(run: finetune.Run, words: list[str]) -> list[str]:
     """Return the most probable tag of each word, computed without the toolkit in one window."""
     tokenizer = AutoTokenizer.from_pretrained(run.path)
@@ -312,11 +320,12 @@ def test_entities_are_those_of_seqeval_and_of_pipeline(entity_run: finetune.Run)
         if number < 4:
             words = row.text.split()
             starts = np.cumsum([0, *(len(word) + 1 for word in words)])
-            for tags, cell in (
-                (tags_of(entity_run, words), row.prediction), (true_words[row.text], row.label)
-            ):  # fmt: skip
-                places = [(starts[a], starts[b] - 1, kind) for kind, a, b in chunks(tags)]
+            both = [chunks(true_words[row.text]), chunks(tags_of(entity_run, words))]
+            for found, cell in zip(both, (row.label, row.prediction), strict=True):
+                places = [(starts[a], starts[b] - 1, kind) for kind, a, b in found]
                 assert sorted(places) == spans(cell)
+            tags = [iob2(found, len(words)) for found in both]
+            assert row.right_words == np.sum(np.array(tags[0]) == np.array(tags[1]))
     config = json.loads((entity_run.path / "config.json").read_text())
     assert list(config["id2label"].values()) == ["O", "B-dish", "I-dish", "B-place", "I-place"]
 
