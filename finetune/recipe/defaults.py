@@ -69,10 +69,9 @@ def resolve(
 
 
 def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
-    """Return the names in :data:`SCHEDULE` that neither the recipe nor the user sets, and those of
-    ``global_batch_size``, ``load_best_model_at_end`` and ``final_epochs`` that follow from few rows.
-
-    The last two do not if somebody asks for the best epoch.
+    """Return the names in :data:`SCHEDULE` that neither the recipe nor the user sets, and where
+    rows are few ``global_batch_size``, and unless somebody asks for the best epoch,
+    ``load_best_model_at_end`` and ``final_epochs``.
 
     The values of a recipe are for its own model: with another ``--model`` they are not used. A
     recipe with a learning rate has no warm-up unless it says so.
@@ -89,9 +88,9 @@ def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
         values = {name: value for name, value in values.items() if name not in SCHEDULE}
     values |= typed
     names = [name for name in SCHEDULE if values.get(name) is None]
-    if names and not set(BATCH_SIZES) & set(typed):
-        if len(recipe.splits["train"]) < _MIN_ROWS_OF_BATCH:
-            names.append(_BATCH)
+    has_own_batch = not names or set(BATCH_SIZES) & set(typed)
+    if not has_own_batch and len(recipe.splits["train"]) < _MIN_ROWS_OF_BATCH:
+        names.append(_BATCH)
     is_asked = _BEST in typed or "metric_for_best_model" in typed
     is_asked = is_asked or values.get("early_stopping_patience") is not None
     if not is_asked and _has_few_rows(recipe):
