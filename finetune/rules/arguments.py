@@ -65,7 +65,7 @@ _CHOICES = {
         "max-autotune-no-cudagraphs",
     ),
 }
-_TRACKERS = ("tensorboard", "trackio", "mlflow")  # extras of this distribution
+_TRACKERS = ("tensorboard", "trackio", "mlflow", "wandb")  # extras of this distribution
 
 
 def _refuse_unsupported(options: Options) -> Mistakes:
@@ -107,7 +107,7 @@ def _refuse_ineffective(options: Options) -> Mistakes:
         ("dataloader_prefetch_factor", has_workers, "--dataloader_num_workers 1 or more"),
         ("eval_steps", options.eval_strategy == "steps", "--eval_strategy steps"),
         ("fsdp_config", options.fsdp, "--fsdp"),
-        ("hub_strategy", False, "a push, and none is made in a training"),
+        ("hub_strategy", False, "a push: python -m finetune push RUN --repo NAME"),
         ("liger_kernel_config", options.use_liger_kernel, "--use_liger_kernel true"),
         ("logging_steps", options.logging_strategy == "steps", "--logging_strategy steps"),
         ("lr_scheduler_kwargs", has_kwargs, "another --lr_scheduler_type"),
