@@ -38,7 +38,7 @@ _UNSUPPORTED = {
     "prediction_loss_only": "the report needs the outputs of all rows",
     "push_to_hub": "would send run.json with local paths; use `python -m finetune push RUN`",
     "trackio_bucket_id": "curves stay in the directory of the run",
-    "trackio_space_id": "curves stay in the directory of the run",
+    "trackio_space_id": "curves stay in the directory of the run, see TRACKIO_SPACE_ID",
     "trackio_static_space_id": "curves stay in the directory of the run",
 }
 #: Options of a push by ``Trainer``, which is refused; ``hub_token`` is kept out of all files.
