@@ -100,7 +100,7 @@ def require_equal(what: str, names: set[str], expected: set[str]) -> None:
     """Require that an archive has the expected files."""
     if names != expected:
         missing, unexpected = sorted(expected - names), sorted(names - expected)
-        sys.exit(f"{what} lacks {missing}, has {unexpected}: see MANIFEST.in and package-data")
+        sys.exit(f"{what} lacks {missing}, has {unexpected}: see MANIFEST.in")
 
 
 def compare_files(sdist: Path, wheel: Path, tracked: list[str]) -> None:
