@@ -1131,7 +1131,7 @@ def test_a_job_continues_on_other_machines(
     finished = start("third", "")
     output = "".join(finished.communicate())
     assert finished.returncode == 0, output
-    assert "checkpoint-8, step 8 of 12" in output
+    assert "resuming from runs/run/checkpoint-8, step 8 of" in output, output
     run = tmp_path / "third" / "runs" / "run"
     assert_identical(run, whole())
     assert checkpoints(store) == checkpoints(run)
