@@ -92,13 +92,13 @@ def write_scores(path: Path, rows: int = 240) -> Path:
 
 def entity_sentences(rows: int = 240, seed: int = 3) -> list[tuple[list[str], list[str]]]:
     """Return words and IOB2 tags of sentences: a place with its number, and a dish of one word or
-    two. One sentence in five has none, one in twenty is long.
+    two. One sentence in five has none, one in ten is long.
     """
     draw = random.Random(seed)
     sentences = []
     for number in range(rows):
         words, tags = ["the", "service", "was"], ["O", "O", "O"]
-        for _ in range(draw.randint(0, 4) + 16 * (number % 20 == 19)):
+        for _ in range(draw.randint(0, 4) + 10 * (number % 10 == 9)):
             words += [draw.choice(PLACES), str(number), "(", draw.choice(WORDS["good"])]
             tags += ["B-place", "I-place", "O", "B-dish"]
             if draw.random() < 0.5:
