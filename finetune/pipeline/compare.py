@@ -172,7 +172,7 @@ def metrics_of(run: Run, rows: Any) -> NamedMetrics:
     # looked up only if needed: the recipe may not be importable
     compute = functools.cache(lambda: run.compute_metrics)
     metrics = recipe_metrics(rows, scoring, lambda output: compute()(output))
-    return with_standard(run.kind.label_kind, metrics)
+    return with_standard(rows, metrics)
 
 
 def _p_value(gap: Mapping[str, float] | None) -> float:

@@ -72,6 +72,10 @@ class RecipeOptions:
     relabel: str | None = _splits(None, "apply new_label of edited suspects.csv", "FILE,FILE")
     exclude: str | None = _splits(None, "leave out all rows listed in suspects.csv", "FILE,FILE")
 
+    positive_label: str | None = _labels(
+        None, "of two classes the one that F1, precision, recall and curves are of (unset: second)"
+    )
+
     loss_function: str | None = _training(None, "loss of the task (unset: its default)")
     class_weights: str = _training("none", "none, balanced, or by name", "NAME=WEIGHT,NAME=WEIGHT")
     metrics: str | None = _training(

@@ -45,6 +45,7 @@ def write(run: Run) -> Path:
         verdicts=tables.verdicts(run),
         rows=run.statistics.rows,
         scores=tables.scores(run).markdown(),
+        positive=run.statistics.positive_label,
         facts={"splits": "", **provenance(manifest), "data": _source(run)},
         fingerprint=manifest.data.fingerprint,
         hyperparameters=[(n, v) for n in _HYPERPARAMETERS if (v := arguments.get(n)) not in _UNSET],
