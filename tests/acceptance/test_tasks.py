@@ -926,7 +926,7 @@ def test_thresholds_are_the_best_of_validation_and_folded_into_the_bias(
 
 
 @pytest.mark.contract("B4")
-@pytest.mark.parametrize("loss", ["mse", "mae"])
+@pytest.mark.parametrize("loss", ["mse", "mae", "huber"])
 def test_numbers_are_learned_in_standard_deviations(
     loss: str, regression_run: finetune.Run, shared_directory: Path, bert: Path, tmp_path: Path
 ) -> None:
@@ -942,7 +942,8 @@ def test_numbers_are_learned_in_standard_deviations(
     outputs = logits_of(model, bert, train["text"][:])
     errors = torch.tensor((outputs - labels) / labels.std(axis=0))
     assert (np.abs(outputs - labels.mean(axis=0)) < labels.std(axis=0)).all()
-    zeros, name = torch.zeros_like(errors), dict(mse="mse_loss", mae="l1_loss")[loss]
+    assert 0.05 < (errors.abs() > 1).float().mean() < 0.95
+    zeros, name = torch.zeros_like(errors), dict(mse="mse_loss", mae="l1_loss", huber="huber_loss")[loss]
     expected = getattr(functional, name)(errors, zeros).item()
     trainer.train()
     assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-4)
