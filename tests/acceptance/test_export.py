@@ -96,6 +96,7 @@ def write_parts(path: Path) -> Path:
         {"text_columns": "text,second"},
         {"text_columns": "text,second,third"},
         {"text_column": "second", "truncation": "tail"},
+        {"text_column": "second", "truncation": "head_tail"},
         {"text_column": "second", "long_texts": "windows", "pooling": "max", "stride": 5},
     ],
     ids=lambda options: " ".join(options.values() if len(options) == 1 else list(options)[1:2]),

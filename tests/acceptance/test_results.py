@@ -382,33 +382,6 @@ def test_the_scores_of_two_classes_are_those_of_the_positive_one(
     assert comparison.settings["positive_label"] == ["None", "bad"]
 
 
-@pytest.mark.contract("B6", "F4")
-@pytest.mark.parametrize(
-    ("options", "fragment"),
-    [
-        (dict(positive_label="god"), "--positive_label god: expected bad or good"),
-        (dict(positive_label="b", label_column="grade"), "found the task single_label with 3"),
-        (dict(positive_label="b", label_column="stars"), "found the task regression with 1"),
-        (dict(positive_label="b", label_column="tags"), "found the task multi_label with 2"),
-    ],
-)
-def test_a_positive_label_needs_two_classes_and_is_one_of_them(
-    options: dict[str, Any], fragment: str, bert: Path, tmp_path: Path, cli: Callable[..., Finished]
-) -> None:
-    """It is refused for other tasks; in Python, too, before anything is trained."""
-    rows = []
-    for n, (text, label) in enumerate(data.labelled_sentences(60)):
-        grade = ("a", "b", "c")[n % 3]
-        rows.append(
-            dict(text=text, label=label, grade=grade, stars=n / 7, tags=[["a"], ["b"]][n % 2])
-        )
-    pd.DataFrame(rows).to_json(tmp_path / "in.jsonl", orient="records", lines=True)
-    options = dict(dataset=str(tmp_path / "in.jsonl"), model=str(bert)) | options
-    cli("text", *flags(**options), "--dry_run").refused(fragment)
-    with user_error(fragment):
-        Text(**options).trainer_kwargs()
-
-
 @pytest.mark.contract("E2")
 def test_labels_are_those_of_scikit_learn(multi_label_run: finetune.Run) -> None:
     """Precision, recall, F1, average precision and support of each label, co-occurrences."""
