@@ -393,6 +393,8 @@ def test_columns_of_the_input_are_never_replaced(
         ("in.csv", "n,text\n1,great food\n2,\n3,awful food\n", [1]),
         ("in.csv", 'text\ngreat food\n\n"two\nlines"\n', [1]),
         ("in.jsonl", '{"text": "a"}\n{"text": null}\n{"n": 1}\n{"text": ""}\n', [1, 2]),
+        ("in.jsonl", '{"text": "a"}\n{"text": NaN}\n{"text": null}\n{"text": ""}\n', [1, 2]),
+        ("in.jsonl", '{"text": NaN}\n{"text": NaN}\n{"text": NaN}\n{}\n', [0, 1, 2, 3]),
         ("in.txt", "great food\n\nawful food\n", []),
     ],
 )
