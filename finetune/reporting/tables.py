@@ -181,21 +181,19 @@ def scores(run: Run) -> Table:
         rows.append(score_row(baseline, values, names))
         rows.append(score_row("difference to baseline", gaps, names, signed=True))
     caption = f"Test set, {statistics.rows:,} rows, 95% confidence intervals"
-    return Table(caption + _positive(statistics), ["", *names], rows)
+    return Table(caption + positive_class(statistics.positive_label), ["", *names], rows)
 
 
-def _positive(statistics: Statistics) -> str:
-    """Return the end of a caption: the positive class, if there are two classes."""
-    if statistics.positive_label is None:
-        return ""
-    return f"; positive class: {statistics.positive_label}"
+def positive_class(name: str | None) -> str:
+    """Return the end of a caption: the name of the positive class, if there are two classes."""
+    return "" if name is None else f"; positive class: {name}"
 
 
 def metrics(caption: str, statistics: Statistics, headline: Sequence[str] = ()) -> Table:
     """Return a table of all scores that are not in ``headline``, one per row."""
     values = statistics.metrics
     rows = [score_row(name, values, [name]) for name in values if name not in headline]
-    return Table(caption + _positive(statistics), ["", ""], rows)
+    return Table(caption + positive_class(statistics.positive_label), ["", ""], rows)
 
 
 def evaluation(result: Any) -> list[Table | str]:

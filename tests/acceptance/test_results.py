@@ -379,6 +379,7 @@ def test_the_scores_of_two_classes_are_those_of_the_positive_one(
         compared = [part["f1_binary"]["value"] for part in comparison.metrics]
         expected = [part[positive]["f1_binary"] for part in (scores, other)]
         assert sorted(compared) == pytest.approx(sorted(expected), abs=1e-6)
+        assert f"positive class: {positive}" in comparison.scores(["f1"]).caption
     assert comparison.settings["positive_label"] == ["None", "bad"]
 
 
