@@ -72,7 +72,7 @@ class RecipeOptions:
     relabel: str | None = _splits(None, "apply new_label of edited suspects.csv", "FILE,FILE")
     exclude: str | None = _splits(None, "leave out all rows listed in suspects.csv", "FILE,FILE")
 
-    positive_label: str | None = _labels(
+    positive_label: str | None = _training(
         None, "of two classes the one that F1, precision, recall and curves are of (unset: second)"
     )
 
