@@ -30,6 +30,7 @@ VERBS = {
 
 _USAGE = """\
 usage: python -m finetune RECIPE [flags]
+       python -m finetune RECIPE [flags] --num_processes 2
        torchrun --nproc_per_node=2 -m finetune RECIPE [flags]
        accelerate launch -m finetune RECIPE [flags]
 

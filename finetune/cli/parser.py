@@ -16,6 +16,10 @@ TRUST = {
     "--trust_recipe": "import the recipe and metric files that the run names, which executes their "
     "code, and print their paths and sha256 (default: only installed recipes are imported)"
 }
+PROCESSES = {
+    "--num_processes COUNT": "run in this number of processes of this machine; gpu or auto: one "
+    "per GPU"
+}
 RUN = {
     "run": "directory of a run, e.g. runs/yelp",
     **TRUST,

@@ -7,7 +7,8 @@ from typing import Any
 from tqdm import tqdm
 
 from finetune.cli import console
-from finetune.cli.parser import RUN, Parser
+from finetune.cli.launch import start_processes
+from finetune.cli.parser import PROCESSES, RUN, Parser
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import throttle
 from finetune.predicting import READING, Options
@@ -26,6 +27,7 @@ _FLAGS = {
     "--precision fp32|bf16": "precision of the computation (default: bf16 for text classification "
     "where the device supports it natively, else fp32)",
     "--batch_tokens N": "tokens per batch with padding (default: 1024 on a CPU, 65536 on a GPU)",
+    **PROCESSES,
 }
 
 
@@ -33,7 +35,7 @@ def predict(words: Sequence[str]) -> int:
     """Label new rows with the model of a run.
 
         python -m finetune predict runs/yelp reviews.csv --output predicted.csv
-        torchrun --nproc_per_node=2 -m finetune predict runs/yelp reviews.csv --output predicted.csv
+        python -m finetune predict runs/yelp reviews.csv --output predicted.csv --num_processes 2
         python -m finetune predict runs/yelp --text "The soup was cold."
         python -m finetune predict runs/pairs --text "A man sleeps." --text "He is awake."
         cat sentences.txt | python -m finetune predict runs/yelp -
@@ -64,9 +66,12 @@ def predict(words: Sequence[str]) -> int:
     )
     typed = parser.parse_args(words)
     options = {option.name: getattr(typed, option.name) for option in fields(Options)}
-    if typed.text and (typed.output or typed.resume or distributed.under_launcher()):
+    is_parallel = typed.num_processes is not None or distributed.under_launcher()
+    if typed.text and (typed.output or typed.resume or is_parallel):
         raise UserError("--text: --output, --resume and several processes need INPUT")
     run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
+    if (status := start_processes(typed.num_processes, ["predict", *words])) is not None:
+        return status
     hub.go_offline({})  # the run has everything that predict needs
     console.import_libraries("finetune.pipeline.predict", "finetune.models.pretrained")
     from finetune.pipeline import predict as pipeline

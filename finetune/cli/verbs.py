@@ -14,9 +14,10 @@ from typing import Any
 
 from finetune.checking import summary
 from finetune.cli import console
-from finetune.cli.parser import RECIPE, RUN, TRUST, Parser
+from finetune.cli.launch import start_processes
+from finetune.cli.parser import PROCESSES, RECIPE, RUN, TRUST, Parser
 from finetune.cli.predict import predict as predict
-from finetune.config.settings import Settings, require_hub
+from finetune.config.settings import Settings, require_hub, typed_options
 from finetune.errors import Finding, UserError, counted
 from finetune.predicting import READING
 from finetune.recipe import catalog
@@ -41,6 +42,8 @@ def train(words: Sequence[str]) -> int:
         print(RecipeParser(recipe_class).format_help(), end="")
         return 0
     require_hub(recipe_class, flags)
+    if (status := _start_processes("train", words)) is not None:
+        return status
     console.import_libraries("finetune.training.trainer")
     from finetune.cli.screen import print_event
     from finetune.pipeline.train import run_training
@@ -50,11 +53,17 @@ def train(words: Sequence[str]) -> int:
     return 0
 
 
+def _start_processes(verb: str, words: Sequence[str]) -> int | None:
+    """Start the processes of ``--num_processes`` among the flags or in the config file, if any."""
+    options, _ = typed_options(["num_processes"], words)
+    return start_processes(options.get("num_processes"), [verb, *words])
+
+
 def repeat(words: Sequence[str]) -> int:
     """Train a recipe with several seeds, on the same splits.
 
         python -m finetune repeat sentiment --seeds 5
-        torchrun --nproc_per_node=2 -m finetune repeat sentiment --seeds 5 --learning_rate 5e-5
+        python -m finetune repeat sentiment --seeds 5 --learning_rate 5e-5 --num_processes 2
         python -m finetune compare runs/sentiment-seeds runs/other-seeds
 
     It prints the test scores of each seed, their standard deviation, and their mean with a
@@ -95,6 +104,8 @@ def _run_set(
         require_optuna()
     if "model=" not in options.get("space", ""):  # those may be on the Hub
         require_hub(catalog.find(recipe), recipe_flags)
+    if (status := _start_processes(verb.__name__, words)) is not None:
+        return status
     console.import_libraries("finetune.training.trainer")
     from finetune.cli.screen import print_event
     from finetune.sets.repeat import run_repeat
@@ -189,7 +200,7 @@ def evaluate(words: Sequence[str]) -> int:
 
         python -m finetune evaluate runs/yelp                      # its own test set again
         python -m finetune evaluate runs/yelp --data new.csv       # other data
-        torchrun --nproc_per_node=2 -m finetune evaluate runs/yelp
+        python -m finetune evaluate runs/yelp --num_processes 2    # faster on several cores or GPUs
 
     The test set is loaded, split and tokenized as for the training; the command refuses if its rows
     have changed. Other data needs the columns that the run was trained on; its labels are matched
@@ -209,10 +220,14 @@ def evaluate(words: Sequence[str]) -> int:
         **RUN,
         "--data FILE": "evaluate on this file, directory or data set on the Hub instead",
         "--per_device_eval_batch_size N": "rows per batch and device (default: 32)",
+        **PROCESSES,
     }
     typed = vars(Parser(evaluate, flags, reading).parse_args(words))
     options = {n: v for n, v in typed.items() if v is not None and v is not False}  # 0 is typed
     run = Run.load(options.pop("run"), trust_recipe=options.pop("trust_recipe", False))
+    status = start_processes(options.pop("num_processes", None), ["evaluate", *words])
+    if status is not None:
+        return status
     data = options.get("data")
     sources = {"dataset": data} if data else {**run.manifest.options, "model": None}
     hub.go_offline(sources)
@@ -371,10 +386,12 @@ def doctor(words: Sequence[str]) -> int:
     Under a launcher, the ranks also connect to each other and time an all-reduce:
 
         python -m finetune doctor
-        torchrun --nproc_per_node=2 -m finetune doctor
+        python -m finetune doctor --num_processes 2
         torchrun --nnodes=2 --node_rank=0 --master_addr=ADDRESS -m finetune doctor   # on each
     """
-    Parser(doctor, {}).parse_args(words)
+    typed = Parser(doctor, PROCESSES).parse_args(words)
+    if (status := start_processes(typed.num_processes, ["doctor", *words])) is not None:
+        return status
     from finetune.pipeline import doctor as machine
 
     world_size = distributed.ranks().world_size

@@ -27,7 +27,7 @@ def recomputes(arguments: SimpleNamespace | TrainingArguments) -> bool:
 def _require_time_to_save(options: Options) -> Mistakes:
     seconds = options.grace_seconds
     if seconds > 25 and "TORCHELASTIC_RUN_ID" in os.environ:
-        yield f"--grace_seconds {seconds:g}: torchrun kills after 30 seconds; expected 25 or less"
+        yield f"--grace_seconds {seconds:g}: the launcher kills after 30 seconds; expected 25 or less"
 
 
 def _require_gpu_for_each_process(options: Options) -> Mistakes:
@@ -35,7 +35,7 @@ def _require_gpu_for_each_process(options: Options) -> Mistakes:
     gpus = torch.accelerator.device_count()
     if ranks.world_size > 1 and not options.use_cpu and ranks.local_world_size > gpus:
         count = f"{ranks.local_world_size} processes on a machine with {gpus} GPUs"
-        yield f"{count}: each needs its own; use --nproc_per_node={gpus} or --use_cpu"
+        yield f"{count}: each needs its own; start {gpus}, or add --use_cpu"
 
 
 def _require_devices_to_shard(options: Options) -> Mistakes:

@@ -1,0 +1,97 @@
+"""``--num_processes COUNT``: run a command in several processes of this machine.
+
+They are started as ``torchrun --standalone --nproc_per_node=COUNT`` starts them, by the same agent.
+Two things are better: the exit status is that of the process that failed first, and the cause is
+printed once, without the agent's own report.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Sequence
+
+from finetune.errors import RunError, UserError, counted
+from finetune.runtime import distributed, stopping
+
+
+def start_processes(number: str | None, words: Sequence[str]) -> int | None:
+    """Start the processes of ``--num_processes``, and wait for their end.
+
+    Args:
+        number: The value of the flag; None without it.
+        words: The words of the command after ``finetune``.
+
+    Returns:
+        The exit status: that of the process that failed first, 75 if a signal stopped a training,
+        128 and the number of the signal if it stopped another command. None if this process runs
+        the command: it is one of them, or the only one.
+
+    Raises:
+        UserError: If the number is none, or if a launcher has started this process.
+        RunError: If a signal ended one of the processes.
+    """
+    if number is None or distributed.is_worker():
+        return None
+    world_size = distributed.ranks().world_size
+    if distributed.under_launcher() or world_size > 1:
+        raise UserError(
+            f"--num_processes {number}: a launcher has started this command in "
+            f"{counted(world_size, 'process')}: leave out the flag, or the launcher"
+        )
+    count = _count(number)
+    if count == 1:
+        return None
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    signals = []
+    for handled in (*stopping.SIGNALS, signal.SIGQUIT):
+        if signal.getsignal(handled) != signal.SIG_IGN:  # SIGHUP is ignored under nohup
+            signals.append(handled.name)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id=uuid.uuid4().hex,
+        role=distributed.ROLE,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        signals_to_handle=",".join(signals),
+    )
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; the cores are shared later
+    # torch replaces ${local_rank} in words
+    words = [word.replace("$", "$$") for word in words]
+    logging.disable(logging.ERROR)  # the agent's own messages
+    try:
+        elastic_launch(config, sys.executable)("-u", "-m", "finetune", *words)
+    except SignalException as stop:
+        if words[0] in ("evaluate", "predict", "doctor"):
+            return 128 + stop.sigval
+        return stopping.STATUS
+    except ChildFailedError as failed:
+        rank, failure = failed.get_first_failure()
+        if failure.exitcode < 0:
+            name = signal.Signals(-failure.exitcode).name
+            raise RunError(f"{name} ended the process of rank {rank}") from failed
+        return failure.exitcode
+    return 0
+
+
+def _count(number: str) -> int:
+    """Return the number of processes for a value of the flag."""
+    if number in ("gpu", "auto"):
+        import torch
+
+        gpus = torch.accelerator.device_count()
+        if number == "gpu" and not gpus:
+            raise UserError("--num_processes gpu: torch finds no GPU: expected a number, or auto")
+        return max(1, gpus)
+    if not number.isdecimal() or int(number) < 1:
+        raise UserError(f"--num_processes {number}: expected 1 or more, gpu or auto")
+    return int(number)
