@@ -18,24 +18,23 @@ from finetune.errors import RunError, UserError, counted
 from finetune.runtime import distributed, stopping
 
 
-def start_processes(number: str | None, words: Sequence[str]) -> int | None:
-    """Start the processes of ``--num_processes``, and wait for their end.
+def start_processes(number: str | None, words: Sequence[str]) -> None:
+    """Run a command in the processes of ``--num_processes``, and exit when they have ended.
+
+    It returns if this process has to run the command: it is one of them, or the only one.
 
     Args:
         number: The value of the flag; None without it.
         words: The words of the command after ``finetune``.
 
-    Returns:
-        The exit status: that of the process that failed first, 75 if a signal stopped a training,
-        128 and the number of the signal if it stopped another command. None if this process runs
-        the command: it is one of them, or the only one.
-
     Raises:
+        SystemExit: With the status of the process that failed first; with 75 if a signal stopped a
+            training, or 128 and the number of the signal if it stopped another command.
         UserError: If the number is none, or if a launcher has started this process.
         RunError: If a signal ended one of the processes.
     """
     if number is None or distributed.is_worker():
-        return None
+        return
     world_size = distributed.ranks().world_size
     if distributed.under_launcher() or world_size > 1:
         raise UserError(
@@ -44,7 +43,7 @@ def start_processes(number: str | None, words: Sequence[str]) -> int | None:
         )
     count = _count(number)
     if count == 1:
-        return None
+        return
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -70,17 +69,18 @@ def start_processes(number: str | None, words: Sequence[str]) -> int | None:
     logging.disable(logging.ERROR)  # the agent's own messages
     try:
         elastic_launch(config, sys.executable)("-u", "-m", "finetune", *words)
+        status = 0
     except SignalException as stop:
+        status = stopping.STATUS
         if words[0] in ("evaluate", "predict", "doctor"):
-            return 128 + stop.sigval
-        return stopping.STATUS
+            status = 128 + stop.sigval
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
-        if failure.exitcode < 0:
-            name = signal.Signals(-failure.exitcode).name
+        status = failure.exitcode
+        if status < 0:
+            name = signal.Signals(-status).name
             raise RunError(f"{name} ended the process of rank {rank}") from failed
-        return failure.exitcode
-    return 0
+    raise SystemExit(status)
 
 
 def _count(number: str) -> int:

@@ -27,7 +27,7 @@ def recomputes(arguments: SimpleNamespace | TrainingArguments) -> bool:
 def _require_time_to_save(options: Options) -> Mistakes:
     seconds = options.grace_seconds
     if seconds > 25 and "TORCHELASTIC_RUN_ID" in os.environ:
-        yield f"--grace_seconds {seconds:g}: the launcher kills after 30 seconds; expected 25 or less"
+        yield f"--grace_seconds {seconds:g}: torchrun kills after 30 seconds; expected 25 or less"
 
 
 def _require_gpu_for_each_process(options: Options) -> Mistakes:
