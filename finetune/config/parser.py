@@ -74,7 +74,7 @@ class RecipeParser(HfArgumentParser):
         self.types = {name: set(alternatives(hints[name])) for name in arguments}
         self.names = {*self.option_names, *arguments, *RUN_OPTIONS}
         self.flags: list[str] = []
-        if clashes := sorted(self.option_names & {*arguments, *RUN_OPTIONS, *REFUSED}):
+        if clashes := sorted(self.option_names & {*arguments, *RUN_OPTIONS, *REFUSED, "json"}):
             raise UserError(
                 f"{recipe.__name__}: the options {', '.join(clashes)} are named like training "
                 "arguments or run options: set their defaults in `training`, or rename them"

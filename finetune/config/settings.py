@@ -104,7 +104,7 @@ class Settings:
         settings = cls._resolve(parser, keywords, command)
         if (number := settings.user_options.get("num_processes")) is not None:
             settings.report.error(
-                f"num_processes={number} is for the command line: in Python, call "
+                f"num_processes={number} is for the command line: leave it out, and call "
                 f"finetune.launch(recipe, num_processes={number}, ...)"
             )
         return dataclasses.replace(settings, typed=options)
