@@ -14,18 +14,19 @@ import sys
 import uuid
 from collections.abc import Sequence
 
+from finetune.config.settings import typed_options
 from finetune.errors import RunError, UserError, counted
 from finetune.runtime import distributed, stopping
 
 
-def start_processes(number: str | None, words: Sequence[str]) -> None:
+def start_processes(verb: str, words: Sequence[str]) -> None:
     """Run a command in the processes of ``--num_processes``, and exit when they have ended.
 
     It returns if this process has to run the command: it is one of them, or the only one.
 
     Args:
-        number: The value of the flag; None without it.
-        words: The words of the command after ``finetune``.
+        verb: The verb of the command.
+        words: The words after it. The number may also be in the config file.
 
     Raises:
         SystemExit: With the status of the process that failed first; with 75 if a signal stopped a
@@ -33,6 +34,7 @@ def start_processes(number: str | None, words: Sequence[str]) -> None:
         UserError: If the number is none, or if a launcher has started this process.
         RunError: If a signal ended one of the processes.
     """
+    number = typed_options(["num_processes"], words)[0].get("num_processes")
     if number is None or distributed.is_worker():
         return
     world_size = distributed.ranks().world_size
@@ -68,11 +70,11 @@ def start_processes(number: str | None, words: Sequence[str]) -> None:
     words = [word.replace("$", "$$") for word in words]
     logging.disable(logging.ERROR)  # the agent's own messages
     try:
-        elastic_launch(config, sys.executable)("-u", "-m", "finetune", *words)
+        elastic_launch(config, sys.executable)("-u", "-m", "finetune", verb, *words)
         status = 0
     except SignalException as stop:
         status = stopping.STATUS
-        if words[0] in ("evaluate", "predict", "doctor"):
+        if verb in ("evaluate", "predict", "doctor"):
             status = 128 + stop.sigval
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()

@@ -73,7 +73,7 @@ def predict(words: Sequence[str]) -> Answer:
     if typed.json and not (typed.text or typed.output):
         raise UserError("--json needs --text or --output: standard output would have the rows, too")
     run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
-    start_processes(typed.num_processes, ["predict", *words])
+    start_processes("predict", words)
     hub.go_offline({})  # the run has everything that predict needs
     console.import_libraries("finetune.pipeline.predict", "finetune.models.pretrained")
     from finetune.pipeline import predict as pipeline

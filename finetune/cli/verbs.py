@@ -18,7 +18,7 @@ from finetune.cli import console
 from finetune.cli.launch import start_processes
 from finetune.cli.parser import JSON, PROCESSES, RECIPE, RUN, TRUST, Answer, Parser
 from finetune.cli.predict import predict as predict
-from finetune.config.settings import Settings, require_hub, typed_options
+from finetune.config.settings import Settings, require_hub
 from finetune.errors import Finding, UserError, counted
 from finetune.predicting import READING
 from finetune.recipe import catalog
@@ -46,7 +46,7 @@ def train(words: Sequence[str]) -> Answer:
         print(parser.format_help(), end="")
         return 0
     require_hub(recipe_class, flags)
-    _start_processes("train", words)
+    start_processes("train", words)
     console.import_libraries("finetune.training.trainer")
     from finetune.cli.screen import print_event
     from finetune.pipeline.train import run_training
@@ -78,12 +78,6 @@ def _describe_run(run: Run) -> dict[str, Any]:
         "differences": run.statistics.differences,
         "verdicts": tables.verdicts(run),
     }
-
-
-def _start_processes(verb: str, words: Sequence[str]) -> None:
-    """Start the processes of ``--num_processes`` among the flags or in the config file, if any."""
-    options, _ = typed_options(["num_processes"], words)
-    start_processes(options.get("num_processes"), [verb, *words])
 
 
 def repeat(words: Sequence[str]) -> int:
@@ -131,7 +125,7 @@ def _run_set(
         require_optuna()
     if "model=" not in options.get("space", ""):  # those may be on the Hub
         require_hub(catalog.find(recipe), recipe_flags)
-    _start_processes(verb.__name__, words)
+    start_processes(verb.__name__, words)
     console.import_libraries("finetune.training.trainer")
     from finetune.cli.screen import print_event
     from finetune.sets.repeat import run_repeat
@@ -250,7 +244,8 @@ def evaluate(words: Sequence[str]) -> Answer:
     typed = vars(Parser(evaluate, flags, reading).parse_args(words))
     options = {n: v for n, v in typed.items() if v is not None and v is not False}  # 0 is typed
     run = Run.load(options.pop("run"), trust_recipe=options.pop("trust_recipe", False))
-    start_processes(options.pop("num_processes", None), ["evaluate", *words])
+    options.pop("num_processes", None)
+    start_processes("evaluate", words)
     is_json = options.pop("json", False)
     data = options.get("data")
     sources = {"dataset": data} if data else {**run.manifest.options, "model": None}
@@ -365,7 +360,7 @@ def compare(words: Sequence[str]) -> Answer:
             raise UserError("--output: a comparison of sets of runs has no page")
         table, verdict, facts = compare_sets(typed.runs, typed.trust_recipe)
         if typed.json:
-            return {"runs": typed.runs, **facts, "verdicts": [verdict]}
+            return {"names": typed.runs, **facts, "verdicts": [verdict]}
         console.print_parts(table, verdict)
         return 0
     from finetune.pipeline.compare import compare as compare_runs
@@ -374,16 +369,9 @@ def compare(words: Sequence[str]) -> Answer:
     page = typed.output or _free_page()
     comparison = compare_runs(typed.runs, page, trust_recipe=typed.trust_recipe)
     if typed.json:
-        return {
-            "runs": comparison.names,
-            "rows": comparison.rows,
-            "metrics": comparison.metrics,
-            "differences": comparison.differences,
-            "verdicts": comparison.verdicts,
-            "settings": comparison.settings,
-            "disagreements": len(comparison.disagreements),
-            "page": page,
-        }
+        facts = vars(comparison) | {"disagreements": len(comparison.disagreements), "page": page}
+        del facts["tables"]
+        return facts
     settings = tables.settings(comparison.names, comparison.settings)
     note = f"predictions differ on {counted(len(comparison.disagreements), 'row')}: see {page}"
     scores = comparison.scores(comparison.headline)
@@ -430,7 +418,7 @@ def doctor(words: Sequence[str]) -> Answer:
         torchrun --nnodes=2 --node_rank=0 --master_addr=ADDRESS -m finetune doctor   # on each
     """
     typed = Parser(doctor, {**PROCESSES, **JSON}).parse_args(words)
-    start_processes(typed.num_processes, ["doctor", *words])
+    start_processes("doctor", words)
     from finetune.pipeline import doctor as machine
 
     facts: dict[str, Any] = dict(machine.describe_machine())

@@ -99,7 +99,7 @@ def test_each_verb_answers_with_the_figures_of_the_text(
     assert row["probability of bad"] + row["probability of good"] == pytest.approx(1)
 
     compared = answer(cli("compare", *paths, "--json").succeeded())
-    assert compared["runs"] == list(map(str, paths))
+    assert compared["names"] == list(map(str, paths))
     for score, metrics in zip(scores, compared["metrics"], strict=True):
         assert metrics["f1"] == score["statistics"]["metrics"]["f1"]
     gap = scores[1]["test"]["f1"] - scores[0]["test"]["f1"]
@@ -194,7 +194,7 @@ def test_the_skill_is_followed_word_by_word(cli: Cli, tmp_path: Path, bert: Path
     assert one["predictions"][0]["label"] in first["labels"]
     labelled = pd.read_csv(home / file["output"])
     assert {*labelled} >= {"review", "sentiment", "label", "probability"}
-    assert compared["runs"] == [first["run"], second["run"]]
+    assert compared["names"] == [first["run"], second["run"]]
     assert len(compared["verdicts"]) == len(compared["differences"]) == 1
     assert {*listed["runs"]} == {"first", "second"}
     assert resumed["test"] == first["test"]
