@@ -13,6 +13,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 
 from finetune.config.settings import typed_options
 from finetune.errors import RunError, UserError, counted
@@ -66,6 +67,9 @@ def start_processes(verb: str, words: Sequence[str]) -> None:
         signals_to_handle=",".join(signals),
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; the cores are shared later
+    # as in this process, the current directory is not on the path of `python -P` and `finetune`
+    if sys.flags.safe_path or Path(sys.argv[0]).name == "finetune":
+        os.environ["PYTHONSAFEPATH"] = "1"
     # torch replaces ${local_rank} in words
     words = [word.replace("$", "$$") for word in words]
     logging.disable(logging.ERROR)  # the agent's own messages
