@@ -15,8 +15,9 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from finetune.cli import console
 from finetune.config.settings import typed_options
-from finetune.errors import RunError, UserError, counted
+from finetune.errors import UserError, counted
 from finetune.runtime import distributed, stopping
 
 
@@ -31,9 +32,9 @@ def start_processes(verb: str, words: Sequence[str]) -> None:
 
     Raises:
         SystemExit: With the status of the process that failed first; with 75 if a signal stopped a
-            training, or 128 and the number of the signal if it stopped another command.
+            training, or 128 and the number of the signal if it stopped another command; with 1
+            if a signal ended one of the processes.
         UserError: If the number is none, or if a launcher has started this process.
-        RunError: If a signal ended one of the processes.
     """
     number = typed_options(["num_processes"], words)[0].get("num_processes")
     if number is None or distributed.is_worker():
@@ -85,7 +86,8 @@ def start_processes(verb: str, words: Sequence[str]) -> None:
         status = failure.exitcode
         if status < 0:
             name = signal.Signals(-status).name
-            raise RunError(f"{name} ended the process of rank {rank}") from failed
+            console.print_stderr(f"error: {name} ended the process of rank {rank}")
+            status = 1
     raise SystemExit(status)
 
 
