@@ -17,7 +17,7 @@ from tests.acceptance.conftest import TRAINING, Finished, flags
 from tests.conftest import ROOT
 
 Cli = Callable[..., Finished]
-SKILL = ROOT / "skills" / "finetune-classifier" / "SKILL.md"
+SKILL = ROOT / "finetune" / "skills" / "finetune-classifier" / "SKILL.md"
 
 
 def answer(finished: Finished) -> dict[str, Any]:
