@@ -139,7 +139,7 @@ MUTATIONS = (
     ),
     Mutation(
         "predict --calibrated does not apply the temperature",
-        "finetune/predicting/request.py",
+        "finetune/pipeline/request.py",
         "if self.options.calibrated:",
         "if False:",
         ("E4",),
@@ -293,7 +293,7 @@ MUTATIONS = (
     ),
     Mutation(
         "--csv_safe has no effect on cells",
-        "finetune/predicting/output.py",
+        "finetune/pipeline/output.py",
         "writer.writerow(map(escape, values))",
         "writer.writerow(values)",
         ("F5",),
