@@ -86,8 +86,9 @@ class Settings:
                     changed[option.name] = value
             options = {**changed, **options}
             recipe = type(recipe)
-        if "dataset" in options:  # rows in memory are stored once
-            options = {**options, "dataset": memory.store(options["dataset"])}
+        for name in ("dataset", "unlabelled"):  # rows in memory are stored once
+            if options.get(name) is not None:
+                options = {**options, name: memory.store(options[name])}
         parser = RecipeParser(catalog.find(recipe))
         hints = {**get_type_hints(RunOptions), "output_dir": str}
         keywords: dict[str, Any] = {}

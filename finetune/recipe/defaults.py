@@ -112,6 +112,11 @@ def _has_few_rows(recipe: Recipe) -> bool:
     return is_few or len(recipe.splits["validation"]) < _MIN_VALIDATION_ROWS
 
 
+def _count_rows(recipe: Recipe) -> int:
+    """Return the number of rows that are trained on."""
+    return len(recipe.splits["train"]) + len(recipe.unlabelled_rows or ())
+
+
 def with_schedule(
     recipe: Any, defaults: dict[str, Any], typed: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -136,7 +141,7 @@ def with_schedule(
         return defaults
     values = argument_values(defaults, typed)
     resolved = resolve(
-        len(recipe.splits["train"]),
+        _count_rows(recipe),
         recipe.kind.width,
         families.count_layer_parameters(config),
         values.global_batch_size,
@@ -162,7 +167,7 @@ def describe(recipe: Recipe, values: Mapping[str, Any], typed: Mapping[str, Any]
     if recipe.model_config is None:
         return []
     names = unset_names(recipe, typed)
-    rows, outputs = len(recipe.splits["train"]), recipe.kind.width
+    rows, outputs = _count_rows(recipe), recipe.kind.width
     texts = [f"{name} {values[name]:g}" for name in SCHEDULE if name in names]
     sentences = []
     if texts:
