@@ -34,7 +34,14 @@ if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
 
 #: Options that name data and model on the Hub.
-_SOURCES = ("dataset", "dataset_revision", "dataset_config", "model", "model_revision")
+_SOURCES = (
+    "dataset",
+    "dataset_revision",
+    "dataset_config",
+    "unlabelled",
+    "model",
+    "model_revision",
+)
 _TRUE = ("", "yes", "true", "t", "y", "1")  # the values that turn on a switch
 _HUB_TOKEN = re.compile(r"(hub[-_]token[= ])[^\s,)]+")
 

@@ -120,7 +120,7 @@ def export(
 
 def _validation_rows(run: Run, recipe: Any) -> tuple[list[Any], np.ndarray]:
     """Return what the model reads of up to 1,000 validation rows, and their labels."""
-    hub.require({**run.manifest.options, "model": None})
+    hub.require({**run.manifest.options, "model": None, "unlabelled": None})
     rows = recipe.splits["validation"]
     if len(rows) > _MAX_ROWS:
         rows = rows.select(np.linspace(0, len(rows) - 1, _MAX_ROWS).astype(int))

@@ -104,7 +104,9 @@ def evaluate(
 
     def prepare() -> tuple[Recipe, int | None, list[str]]:
         notes = [run.unfinished] if run.unfinished else []
-        options = {**manifest.options, "model": None} if data is None else {"dataset": data}
+        options = {**manifest.options, "model": None, "unlabelled": None}
+        if data is not None:
+            options = {"dataset": data}
         hub.require(options)
         if data is None:
             _require_same_data(run, recipe)
@@ -205,7 +207,7 @@ def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str])
     """Return how many rows are also in the training set of the run, with any label."""
     try:
         if missing := hub.missing({**run.manifest.options, "model": None}):
-            raise UserError(f"{missing['dataset']} is not in the cache")
+            raise UserError(f"{' and '.join(missing.values())} is not in the cache")
         _require_same_data(run, recipe)
         unlabelled = teacher.unlabelled_rows(recipe, run.manifest.options.get("unlabelled"))
     except (UserError, OSError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,30 +30,13 @@ _ROWS_WITHOUT_LENGTH = 64  # of a batch, where rows have no tokens
 _LABELS = ("label", "labels", "label_ids")
 
 
-def with_precision(options: Options, run: Run, recipe: Recipe, session: Session | None) -> Options:
-    """Return the options with the precision and the kernels of a prediction, unless they are set.
-
-    Classes of texts are computed in bf16 where that is native.
-    """
-    precision = "fp32"
-    # bf16 changes probabilities by less than 0.02, but leaves a regression with three digits
-    is_classifier = run.kind.has_probabilities and isinstance(recipe, TextRecipe)
-    if session is None and is_classifier and hardware.prefers_bf16(distributed.device().type):
-        precision = "bf16"
-    return replace(
-        options,
-        precision=options.precision or precision,
-        cpu_kernels=options.cpu_kernels or run.manifest.arguments.get("cpu_kernels", "auto"),
-    )
-
-
 class RecipeInference(Inference):
     """Predicts rows, prepared as the recipe of a run does in training.
 
     Args:
         run: It has a model.
         recipe: That of the run.
-        options: With precision and kernels, see :func:`with_precision`.
+        options: With precision and kernels.
         session: That of an engine; None to load the model with torch.
     """
 

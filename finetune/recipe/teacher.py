@@ -91,12 +91,15 @@ class Teacher:
 
     @classmethod
     def _of_run(cls, path: Path) -> Teacher:
-        from finetune.recipe.inference import RecipeInference, with_precision  # imports torch
+        from finetune.recipe.inference import RecipeInference  # imports torch
 
         run = Run.load(path)
         run.require_model()
+        if run.unfinished:
+            raise UserError(run.unfinished)
         recipe = run.recipe(scores=False)
-        options = with_precision(Options(), run, recipe, None)
+        kernels = run.manifest.arguments.get("cpu_kernels", "auto")
+        options = Options(precision="fp32", cpu_kernels=kernels)
         facts = [_VERSION, digest_of_model(path), run.manifest.recipe, options]
         facts += [getattr(recipe, name, None) for name in _ENCODING]
         shift: np.ndarray | float = 0.0
@@ -133,6 +136,9 @@ class Teacher:
         Raises:
             UserError: If a logit is not finite.
         """
+        import torch
+
+        threads = torch.get_num_threads()  # which the model may change
         folder = caches.directory(caches.TEACHERS, self.digest)
         model = None
         parts = []
@@ -151,6 +157,7 @@ class Teacher:
             parts.append(part)
         if model is not None:
             model.close()
+            torch.set_num_threads(threads)
         logits = np.concatenate(parts) - self.shift
         if not np.isfinite(logits).all():
             raise UserError(f"--teacher {self.path}: its outputs are not finite")
