@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from datasets import Dataset, DatasetDict, Image, List, Value, concatenate_datas
 from scipy.special import logit
 
 from finetune.checking.rows import require_all_rows
-from finetune.data import caches, digests, encoding, targets, unlabelled
+from finetune.data import caches, columns, digests, encoding, targets, unlabelled
 from finetune.data.comma_list import split_pairs, split_values
 from finetune.data.labels import list_names, parse_number
 from finetune.data.sources import Source
@@ -107,8 +106,8 @@ class Teacher:
             shift = -logit([thresholds[label] for label in run.labels])
         digest = xxhash.xxh3_128_hexdigest(repr(facts).encode())
         load = functools.partial(RecipeInference, run, recipe, options)
-        columns = recipe.columns_read()
-        return cls(path, recipe.kind.name, run.labels, columns, digest, load, shift)
+        names = recipe.columns_read()
+        return cls(path, recipe.kind.name, run.labels, names, digest, load, shift)
 
     def require_same(self, recipe: Recipe) -> None:
         """Raise a ``UserError`` if it does not fit the labels and columns of a recipe."""
@@ -205,21 +204,23 @@ def training_rows(recipe: Any) -> Dataset:
     if row_layout is None:
         return prepared
     teachers = open_teachers(recipe)
-    rows = recipe.splits["train"]
+
+    def teach(prepared: Dataset, rows: Dataset, values: np.ndarray, weight: float) -> Dataset:
+        labels = row_layout.pack(values, weight, _answers(recipe, teachers, rows))
+        return _with_labels(prepared, labels)
+
     values = recipe.soft_labels
     if values is None:
         values = recipe.targets("train")
     weight = recipe.teacher_weight if teachers else 0.0
-    labels = row_layout.pack(values, weight, _answers(recipe, teachers, rows))
-    prepared = _with_labels(prepared, labels)
+    prepared = teach(prepared, recipe.splits["train"], values, weight)
     if (rows := recipe.unlabelled_rows) is not None:
         dataset = DatasetDict(train=rows, test=recipe.splits["test"].select([0]))
         added = recipe.prepare(dataset)["train"]
         values = recipe.kind.targets(targets.values(rows))
         require_all_rows(DatasetDict(train=added), DatasetDict(train=rows), lambda _: values)
-        values = np.zeros((len(rows), *row_layout.shape))
-        labels = row_layout.pack(values, 1.0, _answers(recipe, teachers, rows))
-        prepared = concatenate_datasets([prepared, _with_labels(added, labels)])
+        zeros = np.zeros((len(rows), *row_layout.shape))
+        prepared = concatenate_datasets([prepared, teach(added, rows, zeros, 1.0)])
     if teachers:
         names = ", ".join(teacher.path.name for teacher in teachers)
         count = counted(len(recipe.unlabelled_rows or ()), "unlabelled row")
@@ -292,22 +293,18 @@ def soft_labels(recipe: Any) -> np.ndarray | None:
     if not text:
         return None
     rows, report = recipe.splits["train"], recipe.report
-    pairs = split_pairs(text)
     flag = f"--label_probabilities {text}"
+    pairs = split_pairs(text)
     if sorted(name for name, _ in pairs) != sorted(recipe.labels):
         report.fail(f"{flag}: expected each class once, with a column: {list_names(recipe.labels)}")
-    columns = dict(pairs)
-    if missing := [name for name in columns.values() if name not in rows.column_names]:
-        available = ", ".join(rows.column_names)
-        report.fail(f"{flag}: no column {list_names(missing)} (available: {available})")
-    values = np.zeros((len(rows), len(columns)))
-    for place, name in enumerate(recipe.labels):
-        numbers = map(parse_number, rows[columns[name]][:])
-        values[:, place] = [math.nan if number is None else number for number in numbers]
-    is_valid = np.isfinite(values).all(axis=1) & (values >= 0).all(axis=1) & values.any(axis=1)
+    names = dict(pairs)
+    columns.require_columns(DatasetDict(train=rows), {flag: list(names.values())}, report)
+    numbers = [list(map(parse_number, rows[names[label]][:])) for label in recipe.labels]
+    values = np.array(numbers, dtype=float).T
+    sums = np.where(values >= 0, values, np.nan).sum(axis=1)
     description = "whose probabilities or votes are negative, missing, no numbers, or all 0"
-    positions = np.flatnonzero(~is_valid)
+    positions = np.flatnonzero(~((sums > 0) & (sums < np.inf)))
     fix = f"correct the columns of {flag}, or remove the rows"
     targets.refuse_or_drop(report, description, fix, positions, rows, "train", drop=False)
     report.raise_errors()
-    return np.asarray(values / values.sum(axis=1, keepdims=True))
+    return np.asarray(values / sums[:, None])
