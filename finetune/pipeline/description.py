@@ -108,7 +108,7 @@ def describe_configuration(settings: Settings) -> dict[str, Any]:
         "rows": rows,
         "teacher": [model.digest for model in teacher.open_teachers(recipe)],
         "unlabelled": unlabelled,
-        "soft labels": Hasher.hash(recipe.soft_labels),
+        "soft_labels": Hasher.hash(recipe.soft_labels),
         "labels": recipe.labels,
     }
     for name, value in options.items():  # a recipe's own option may have the name of an entry

@@ -223,8 +223,10 @@ def training_rows(recipe: Any) -> Dataset:
         prepared = concatenate_datasets([prepared, teach(added, rows, zeros, 1.0)])
     if teachers:
         names = ", ".join(teacher.path.name for teacher in teachers)
-        count = counted(len(recipe.unlabelled_rows or ()), "unlabelled row")
-        recipe.note(f"the answers of {names} have weight {weight:g}, and 1 in {count}")
+        sentence = f"the answers of {names} have weight {weight:g}"
+        if rows is not None:
+            sentence += f", and 1 in {counted(len(rows), 'unlabelled row')}"
+        recipe.note(sentence)
     return prepared
 
 

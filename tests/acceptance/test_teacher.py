@@ -322,7 +322,8 @@ def test_a_training_with_a_teacher_resumes_to_the_bit(
     """Also from the final epochs; another teacher and other unlabelled rows are refused."""
     words = ["--teacher", single_label_run.path, "--unlabelled", spare, "--max_length", 64]
     words += ["--final_epochs", 1, "--num_train_epochs", 1]
-    train(tmp_path / "whole", *words).succeeded()
+    whole = train(tmp_path / "whole", *words).succeeded()
+    assert f"training and validation rows, {144 + 40 + 40} in all" in whole.output
     steps = Run.load(tmp_path / "whole").manifest.steps
     assert steps == (144 + 40) // 16
     for step in (5, steps + 2):
