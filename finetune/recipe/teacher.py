@@ -57,6 +57,8 @@ class Teacher:
         digest: A hash of what decides its logits, apart from the rows.
         load: Returns the loaded model.
         shift: What its thresholds have added to each logit.
+        fingerprint: That of the rows that it was trained on, with their splits; empty if unknown.
+        saw_validation: Whether it was trained on its validation rows, too.
     """
 
     path: Path
@@ -66,6 +68,8 @@ class Teacher:
     digest: str
     load: Callable[[], Inference]
     shift: np.ndarray | float = 0.0
+    fingerprint: str = ""
+    saw_validation: bool = False
 
     @classmethod
     def open(cls, name: str) -> Teacher:
@@ -106,8 +110,17 @@ class Teacher:
             shift = -logit([thresholds[label] for label in run.labels])
         digest = xxhash.xxh3_128_hexdigest(repr(facts).encode())
         load = functools.partial(RecipeInference, run, recipe, options)
-        names = recipe.columns_read()
-        return cls(path, recipe.kind.name, run.labels, names, digest, load, shift)
+        return cls(
+            path,
+            recipe.kind.name,
+            run.labels,
+            recipe.columns_read(),
+            digest,
+            load,
+            shift,
+            run.manifest.data.fingerprint,
+            bool(run.manifest.arguments.get("final_epochs")),
+        )
 
     def require_same(self, recipe: Recipe) -> None:
         """Raise a ``UserError`` if it does not fit the labels and columns of a recipe."""
@@ -124,6 +137,19 @@ class Teacher:
                     f"{self.path}: expected a model for {noun} {list_names(expected) or 'a number'}"
                     f", found {names}"
                 )
+
+    def report_held_out_rows(self, recipe: Recipe) -> None:
+        """Report if it knows the labels of validation rows, or may know those of test rows."""
+        if self.fingerprint != digests.fingerprint(recipe.splits, recipe.input_column):
+            recipe.note(
+                f"teacher {self.path.name} was trained on other rows or splits: if these have "
+                "validation or test rows of this run, their scores are too good"
+            )
+        elif self.saw_validation:
+            recipe.report.warning(
+                f"teacher {self.path.name} was trained on the validation rows, too, so their "
+                "scores are too good here: train it with --final_epochs 0"
+            )
 
     def logits(self, values: Sequence[Any], hashes: Sequence[bytes]) -> np.ndarray:
         """Return the logits of rows without the shift, float32, shape ``(rows, outputs)``.
@@ -221,6 +247,8 @@ def training_rows(recipe: Any) -> Dataset:
         require_all_rows(DatasetDict(train=added), DatasetDict(train=rows), lambda _: values)
         zeros = np.zeros((len(rows), *row_layout.shape))
         prepared = concatenate_datasets([prepared, teach(added, rows, zeros, 1.0)])
+    for teacher in teachers:
+        teacher.report_held_out_rows(recipe)
     if teachers:
         names = ", ".join(teacher.path.name for teacher in teachers)
         sentence = f"the answers of {names} have weight {weight:g}"

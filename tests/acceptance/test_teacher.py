@@ -255,6 +255,7 @@ def test_unlabelled_rows_are_trained_on_and_nothing_else_knows_them(
         f"the answers of {run.path.name} have weight 0.5, and 1 in 30 unlabelled rows",
     ):
         assert sentence in output
+    assert "other rows or splits" not in output
     student = Run.load(tmp_path / "student")
     rows = {"train": 173, "validation": 19, "test": 48, "unlabelled": 30}
     assert student.manifest.data.rows == rows
@@ -324,6 +325,9 @@ def test_a_training_with_a_teacher_resumes_to_the_bit(
     words += ["--final_epochs", 1, "--num_train_epochs", 1]
     whole = train(tmp_path / "whole", *words).succeeded()
     assert f"training and validation rows, {144 + 40 + 40} in all" in whole.output
+    assert "was trained on other rows or splits" in whole.output
+    again = train(tmp_path / "next", "--teacher", tmp_path / "whole", "--dry_run").succeeded()
+    assert "teacher whole was trained on the validation rows, too" in again.output
     steps = Run.load(tmp_path / "whole").manifest.steps
     assert steps == (144 + 40) // 16
     for step in (5, steps + 2):
