@@ -302,7 +302,8 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> bool:
             check_task(rule_options(recipe).beside(values, settings.user_options), task)
             _ = recipe.weights  # may name classes that the data does not have
         with report.collect():
-            teacher.open_teachers(recipe)
+            for model in teacher.open_teachers(recipe):
+                model.report_held_out_rows(recipe)
         with report.collect():
             _ = recipe.unlabelled_rows
         with report.collect():

@@ -247,8 +247,6 @@ def training_rows(recipe: Any) -> Dataset:
         require_all_rows(DatasetDict(train=added), DatasetDict(train=rows), lambda _: values)
         zeros = np.zeros((len(rows), *row_layout.shape))
         prepared = concatenate_datasets([prepared, teach(added, rows, zeros, 1.0)])
-    for teacher in teachers:
-        teacher.report_held_out_rows(recipe)
     if teachers:
         names = ", ".join(teacher.path.name for teacher in teachers)
         sentence = f"the answers of {names} have weight {weight:g}"

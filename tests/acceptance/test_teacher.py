@@ -280,20 +280,23 @@ def test_unlabelled_rows_are_trained_on_and_nothing_else_knows_them(
 
 
 @pytest.mark.contract("C8", "G6")
-def test_unlabelled_rows_that_are_nearly_held_out_ones_are_dropped(
+def test_unlabelled_rows_that_are_nearly_other_rows_are_dropped(
     single_label_run: Run, reviews: Path, bert: Path
 ) -> None:
     tested = single_label_run.predictions["text"].tolist()
     long = [text for text in tested if len(text.split()) > 20][:3]
     assert len(long) == 3
-    texts = [f"{text}!" for text in long] + ["the soup was warm", "the soup was cold"]
+    new = "in the morning nobody could tell whether the old station was open or closed to us"
+    texts = [f"{text}!" for text in long] + ["the soup was warm", new, f"{new} again"]
     recipe = Text(
         dataset=str(reviews), model=str(bert), max_length=64, drop_overlap="near",
-        teacher=str(single_label_run.path), unlabelled=pd.DataFrame({"text": texts}),
+        drop_duplicates="near", teacher=str(single_label_run.path),
+        unlabelled=pd.DataFrame({"text": texts}),
     )  # fmt: skip
     assert len(recipe.trainer_kwargs()["train_dataset"]) == len(recipe.splits["train"]) + 2
-    sentence = "3 of 5 unlabelled rows that are nearly the same as a row of the test data"
-    assert sentence in " ".join(recipe.notes)
+    notes = " ".join(recipe.notes)
+    assert "3 of 6 unlabelled rows that are nearly the same as a row of the test data" in notes
+    assert "1 of 6 unlabelled rows that are nearly the same as another one" in notes
 
 
 @pytest.mark.contract("G6")
