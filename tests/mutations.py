@@ -280,8 +280,8 @@ MUTATIONS = (
     Mutation(
         "evaluate counts the rows that were tested on as those that were trained on",
         "finetune/pipeline/evaluate.py",
-        'trained_on = recipe.splits["train"]',
-        'trained_on = recipe.splits["test"]',
+        'seen_in(rows, recipe.splits["train"], recipe.input_column)',
+        'seen_in(rows, recipe.splits["test"], recipe.input_column)',
         ("E5",),
     ),
     Mutation(
