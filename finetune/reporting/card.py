@@ -48,6 +48,7 @@ def write(run: Run) -> Path:
         verdicts=tables.verdicts(run),
         rows=run.statistics.rows,
         scores=tables.scores(run).markdown(),
+        positive=run.statistics.positive_label,
         facts={"splits": "", "teacher": "", **provenance(manifest), "data": _source(run)},
         fingerprint=manifest.data.fingerprint,
         hyperparameters=[(n, v) for n in _HYPERPARAMETERS if (v := arguments.get(n)) not in _UNSET],
@@ -108,8 +109,8 @@ def _source(run: Run) -> str:
 def _code(run: Run) -> str:
     """Return code that uses the model: ``pipeline()`` if it reads inputs as the training did."""
     options = run.manifest.options
-    has_windows = options.get("long_texts") == "windows"
-    if "model" not in options or has_windows or options.get("text_columns"):
+    is_cut = options.get("long_texts") != "windows" and options.get("truncation") != "head_tail"
+    if "model" not in options or not is_cut or options.get("text_columns"):
         return f'import finetune\n\nfinetune.predict_file("{run.path.name}", "new.csv", "out.csv")'
     kind, arguments = "image", ""
     if "max_length" in options:
