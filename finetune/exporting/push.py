@@ -1,5 +1,6 @@
 """Push a run to the Hub: model, tokenizer, card, metrics and export, in one commit."""
 
+import contextlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -18,8 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, Repository
 from huggingface_hub.utils import filter_repo_objects, httpx, validate_repo_id  # type: ignore[attr-defined]
 
 from finetune.errors import RunError, UserError, first_line
-from finetune.exporting import FOLDER
-from finetune.exporting.files import EXPORT, MODEL, TOKENIZER, Export
+from finetune.predicting.files import EXPORT, FOLDER, MODEL, TOKENIZER, Export
 from finetune.recipe.run import Run
 from finetune.runtime import hub
 
@@ -64,7 +64,14 @@ class Push:
     url: str | None = None
 
 
-def push(run: Run | str | Path, repo: str, *, public: bool = False, dry_run: bool = False) -> Push:
+def push(
+    run: Run | str | Path,
+    repo: str,
+    *,
+    public: bool = False,
+    dry_run: bool = False,
+    progress_bar: bool = False,
+) -> Push:
     """Push a finished run to the Hub.
 
     Args:
@@ -72,6 +79,7 @@ def push(run: Run | str | Path, repo: str, *, public: bool = False, dry_run: boo
         repo: ``NAME`` or ``OWNER/NAME``.
         public: Whether the repository may be public.
         dry_run: Whether to send nothing.
+        progress_bar: Whether to show the progress bars of the library.
 
     Raises:
         UserError: If the run is not finished or has local paths in its card, or the Hub refuses.
@@ -91,7 +99,8 @@ def push(run: Run | str | Path, repo: str, *, public: bool = False, dry_run: boo
     if get_token() is None:
         raise UserError(f"{api.endpoint} needs a token: {_LOGIN}")
     try:
-        return _send(api, plan)
+        with contextlib.nullcontext() if progress_bar else hub.without_progress_bars():
+            return _send(api, plan)
     except (httpx.HTTPError, RuntimeError) as error:
         status = 0
         if isinstance(error, HfHubHTTPError):

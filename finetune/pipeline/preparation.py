@@ -1,6 +1,7 @@
 """Check options, data, directory and machines, and tokenize, before a model is loaded."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
@@ -11,12 +12,13 @@ from datasets import Dataset
 from transformers import EvalPrediction
 
 from finetune.config.settings import Settings
+from finetune.data.comma_list import split_values
 from finetune.data.labels import list_names
 from finetune.errors import UserError
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
 from finetune.pipeline.description import describe_configuration
-from finetune.recipe import Recipe, TextRecipe, defaults
+from finetune.recipe import Recipe, TextRecipe, defaults, teacher
 from finetune.recipe.catalog import display_name, origin
 from finetune.recipe.options import ModelOptions, rule_options
 from finetune.reporting import tracking
@@ -86,6 +88,7 @@ def prepare(settings: Settings) -> Prepared:
     settings.report.raise_errors()
     for note in resumed.notes:
         activity.say(note)
+    typed = settings.training
     settings = _with_stored_schedule(settings, resumed)
     is_timed = settings.values.max_minutes is not None and bool(resumed.configuration)
     if is_timed:
@@ -98,13 +101,16 @@ def prepare(settings: Settings) -> Prepared:
     configuration = describe_configuration(settings)
     differences = resumed.refuse_changes(configuration, values.allow_changed)
     is_done = resumed.finished and not resumed.extended_by(configuration)
+    if is_timed and values.max_minutes != resumed.configuration["max_minutes"]:  # allowed
+        is_timed = is_done = False
+        settings = _with_length(settings, typed)
     if not is_done:
         resumed.require_state()
     if differences and not is_done and not settings.dry_run:
         activity.say(differences)
     steps = resumed.step
     if not is_done or values.save_on_each_node:  # with it another machine may have to train
-        rows, steps = recipe.prepared["train"], 0
+        rows, steps = recipe.training_rows, 0
         if values.max_minutes is None or is_timed:
             steps = count_steps(settings, rows)
     # without the rows of the source and their hashes
@@ -178,6 +184,16 @@ def with_epochs(settings: Settings, epochs: float) -> Settings:
     """Return the settings with another number of epochs, which ``max_steps`` does not override."""
     length = {"num_train_epochs": epochs, "max_steps": -1}
     return replace(settings, training=settings.training | length)
+
+
+def _with_length(settings: Settings, typed: Mapping[str, Any]) -> Settings:
+    """Return the settings with the number of epochs in ``typed``, if any."""
+    training = dict(settings.training)
+    for name in ("num_train_epochs", "max_steps"):
+        training.pop(name, None)
+        if name in typed:
+            training[name] = typed[name]
+    return replace(settings, training=training)
 
 
 def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:
@@ -262,7 +278,9 @@ def _check_directory(settings: Settings, values: ArgumentValues | None) -> Resum
         if resumed.path is not None:
             refuse_code(resumed.path)
     files = settings.recipe.correction_files()
-    for flag, names in {**files, "model": [getattr(settings.recipe, "model", "")]}.items():
+    for flag in ("model", "teacher", "unlabelled"):
+        files[flag] = split_values(getattr(settings.recipe, flag, None) or "")
+    for flag, names in files.items():
         for path in (Path(name).expanduser() for name in names if name):
             if path.exists() and path.resolve().is_relative_to(directory.resolve()):
                 settings.report.error(
@@ -298,6 +316,13 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> bool:
         if values is not None:
             check_task(rule_options(recipe).beside(values, settings.user_options), task)
             _ = recipe.weights  # may name classes that the data does not have
+        with report.collect():
+            for model in teacher.open_teachers(recipe):
+                model.report_held_out_rows(recipe)
+        with report.collect():
+            _ = recipe.unlabelled_rows
+        with report.collect():
+            _ = recipe.soft_labels
         if not has_model:  # transformers would try to download it for half a minute
             return True
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:

@@ -17,6 +17,7 @@ from finetune.statistics.linear import Linear
 from finetune.statistics.metrics import NamedMetrics
 from finetune.statistics.results import Statistics
 from finetune.statistics.scored import ScoredNumbers
+from finetune.tasks import losses
 from finetune.tasks.base import Columns, Task, Tell
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Regression(Task[ScoredNumbers]):
     losses = {  # means over the targets
         "mse": lambda outputs, targets: ((outputs - targets) ** 2).mean(dim=-1),
         "mae": lambda outputs, targets: (outputs - targets).abs().mean(dim=-1),
+        "huber": losses.huber,
     }
 
     #: Mean and standard deviation of each target over the training rows. Both are empty if unknown
@@ -96,6 +98,11 @@ class Regression(Task[ScoredNumbers]):
             unit = outputs.new_tensor(self.deviation)
             outputs, targets = outputs / unit, targets / unit
         return super().loss(outputs, targets)
+
+    def divergence(
+        self, logits: torch.Tensor, answers: torch.Tensor, temperature: float
+    ) -> torch.Tensor:
+        return replace(self, loss_function="mse").loss(logits, answers)
 
     def initialized(self, model: torch.nn.Module, note: Tell) -> torch.nn.Module:
         """Scale a new last layer so that its outputs start with the mean and the spread of the

@@ -8,7 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from finetune.data.encoding import Encoder, Windows, to_rows
-from finetune.exporting.files import TOKENIZER, Facts
+from finetune.predicting.files import TOKENIZER, Facts
 from finetune.predicting.inference import Batch, Encoded, Inference, Session
 
 _NAMES = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
@@ -68,7 +68,9 @@ class TextInference(Inference):
 
     def __init__(self, tokenizer: Any, facts: Facts, session: Session, min_tokens: int = 0) -> None:
         encoding = facts.encoding
-        self._encoder = Encoder(tokenizer, encoding["max_length"], len(encoding["columns"]))
+        is_head_tail = encoding["truncation"] == "head_tail"
+        columns = len(encoding["columns"])
+        self._encoder = Encoder(tokenizer, encoding["max_length"], columns, is_head_tail)
         self._encoding = encoding
         self._padding, self._min_tokens = facts.padding, min_tokens
         self._inputs = [name for name in facts.inputs if name in session.inputs]
