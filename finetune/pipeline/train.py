@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,7 +42,7 @@ from finetune.pipeline.description import describe_run
 from finetune.pipeline.events import Finished, Logged, Progress, Started, emit, ignore, reporting
 from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
 from finetune.pipeline.time_limit import fit_epochs
-from finetune.recipe import Recipe
+from finetune.recipe import Recipe, teacher
 from finetune.recipe.run import Run
 from finetune.reporting.tracking import tracking
 from finetune.runs import checkpoints
@@ -71,7 +71,8 @@ def train(
     Raises:
         UserError: If the options or the data have errors; it lists all of them.
     """
-    return launch(recipe, num_processes=1, progress=progress, **options)
+    distributed.refuse_separate_processes()
+    return run_training(_settings(recipe, options), progress)
 
 
 def launch(
@@ -99,16 +100,12 @@ def launch(
     """
     from accelerate import notebook_launcher
 
-    distributed.refuse_separate_processes()
     if num_processes < 1:
         raise UserError(f"num_processes={num_processes}: expected 1 or more")
-    settings = Settings.from_keywords(recipe, options)
-    if settings.dry_run:
-        settings.report.error(
-            "dry_run is for the command line: in Python, use recipe.splits and recipe.prepared"
-        )
     if num_processes == 1:
-        return run_training(settings, progress)
+        return train(recipe, progress=progress, **options)
+    distributed.refuse_separate_processes()
+    settings = _settings(recipe, options)
     with reporting(progress):
         prepared = prepare(dataclasses.replace(settings, dry_run=True))
     settings = dataclasses.replace(settings, recipe=prepared.settings.recipe)  # with its rows
@@ -127,6 +124,15 @@ def launch(
             rdzv_endpoint="127.0.0.1:0",  # torch chooses the port
         )
     return Run.load(settings.output_dir)
+
+
+def _settings(recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any]) -> Settings:
+    settings = Settings.from_keywords(recipe, options)
+    if settings.dry_run:
+        settings.report.error(
+            "dry_run is for the command line: in Python, use recipe.splits and recipe.prepared"
+        )
+    return settings
 
 
 def run_training(
@@ -193,7 +199,7 @@ def _report_without_training(prepared: Prepared) -> Run:
         emit(Started(settings, arguments, prepared.steps, model=None))
         if prepared.resumption.path is not None:
             activity.say(f"would resume from {prepared.resumption.path}")
-        rows = recipe.prepared["train"]
+        rows = recipe.training_rows
         unused = {arguments.length_column_name, COLUMN} & set(rows.column_names)
         rows = rows.remove_columns(list(unused))
         rows = rows.select(range(min(arguments.per_device_train_batch_size or 1, len(rows))))
@@ -371,7 +377,13 @@ def _on_all_rows(recipe: Recipe) -> Recipe:
     features = distributed.main_process_first(lambda: recipe.prepare(raw)["train"])
     loaded = dataclasses.replace(recipe.loaded, splits=DatasetDict({**splits, "train": rows}))
     prepared = DatasetDict({**recipe.prepared, "train": features})
-    return recipe.with_values(loaded=loaded, prepared=prepared)
+    soft_labels = recipe.soft_labels
+    if soft_labels is not None:  # validation rows have classes
+        classes = np.eye(len(recipe.labels))[recipe.targets("validation")]
+        soft_labels = np.concatenate([soft_labels, classes])
+    recipe = recipe.with_values(loaded=loaded, prepared=prepared, soft_labels=soft_labels)
+    training_rows = distributed.main_process_first(lambda: teacher.training_rows(recipe))
+    return recipe.with_values(training_rows=training_rows)
 
 
 def _train_final_epochs(trainer: Trainer, recipe: Recipe) -> None:
@@ -399,10 +411,9 @@ def _train_final_epochs(trainer: Trainer, recipe: Recipe) -> None:
     }
     for name, value in changes.items():
         setattr(arguments, name, value)
-    rows = len(recipe.splits["train"])
     activity.say(
-        f"training {arguments.final_epochs:g} epochs on training and validation rows, {rows:,} in "
-        "all"
+        f"training {arguments.final_epochs:g} epochs on training and validation rows, "
+        f"{len(recipe.training_rows):,} in all"
     )
     set_seed(arguments.seed + arguments.process_index)
     final = Trainer(args=arguments, **recipe.trainer_kwargs(trainer.model, arguments))

@@ -85,7 +85,7 @@ class TokenRecipe(TextRecipe):
 
         return [*filter(None, [self.token_column]), *TOKEN_COLUMNS]
 
-    def unlabelled(self, values: Sequence[str | Sequence[str]]) -> Dataset:
+    def rows_to_predict(self, values: Sequence[str | Sequence[str]]) -> Dataset:
         """Return texts, or lists of words, as raw rows whose words have no entity."""
         from datasets import Dataset
 

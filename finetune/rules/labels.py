@@ -11,6 +11,9 @@ _NOT_FOR_WORDS = (
     "thresholds",
     "truncation",
     "relabel",
+    "teacher",
+    "unlabelled",
+    "label_probabilities",
 )
 
 
@@ -37,4 +40,10 @@ def _refuse_for_words(options: Options) -> Mistakes:
         yield "compute_metrics() of the recipe: the scores of entities cannot be replaced"
 
 
-RULES = (_refuse_repeated_class, _refuse_unused, _refuse_for_words)
+def _require_teacher(options: Options) -> Mistakes:
+    for name in ("teacher_weight", "teacher_temperature", "unlabelled"):
+        if name in options.typed and not options.teacher:
+            yield f"--{name} {options.typed[name]}: needs --teacher RUN"
+
+
+RULES = (_refuse_repeated_class, _refuse_unused, _refuse_for_words, _require_teacher)

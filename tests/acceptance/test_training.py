@@ -114,11 +114,19 @@ CASES: dict[str, dict[str, Any]] = {
         recipe="tokens", dataset="sentences", class_weights="balanced", max_length=20, stride=4
     ),
     "final epochs": dict(label_column="tags", label_separator=";", final_epochs=2),
+    "teacher": dict(
+        label_column="verdict", teacher="teacher", unlabelled="spare", final_epochs=1,
+        label_smoothing_factor=0.1,
+    ),
+    "soft labels": dict(
+        label_column="verdict", label_probabilities="bad=says_bad,good=says_good",
+        class_weights="bad=1,good=2",
+    ),
 }  # fmt: skip
 #: Cases for several processes: three processes train one of each task, and other kinds of steps.
 IN_TWO = [name for name in CASES if name not in ("weights, smoothed", "focal")]
 IN_THREE = ["single label", "weights", "multi label", "regression", "ordinal", "windows"]
-IN_THREE += ["tokens", "rows", "images", "probe", "words", "final epochs"]
+IN_THREE += ["tokens", "rows", "images", "probe", "words", "final epochs", "teacher"]
 #: Processes: accumulation steps. The reference is one process with one step.
 LAUNCHES = {1: 3, 2: 2, 3: 1}
 #: Extra cases at the end of each job; the last one fails and ends it.
@@ -155,6 +163,8 @@ def write_table(directory: Path) -> Path:
                     "words": len(text.split()) + draw.random(),
                     "stars": draw.randint(1, 5),
                     "rare": "few" if draw.random() < 0.2 else "many",
+                    "says_bad": number % 3,
+                    "says_good": 1 + number % 5,
                 }
             )
         first += size
@@ -169,12 +179,14 @@ def table(shared_directory: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def sources(
-    shared_directory: Path, table: Path, bert: Path, pretrained_bert: Path, vit: Path
-) -> dict[str, str]:
+    shared_directory: Path, table: Path, bert: Path, pretrained_bert: Path, vit: Path,
+    spare: Path, single_label_run: Run,
+) -> dict[str, str]:  # fmt: skip
     photos = once(shared_directory / "photos", data.write_photos)
     sentences = once(shared_directory / "sentences.conll", data.write_conll)
     paths = {"table": table, "bert": bert, "pretrained_bert": pretrained_bert}
     paths |= {"photos": photos, "vit": vit, "sentences": sentences}
+    paths |= {"spare": spare, "teacher": single_label_run.path}
     return {name: str(path) for name, path in paths.items()}
 
 
@@ -187,7 +199,8 @@ def options(sources: dict[str, str]) -> Options:
 
     def of_case(name: str, **more: Any) -> dict[str, Any]:
         chosen = {"dataset": "table", "model": "bert", **LAUNCHED, **CASES[name], **more}
-        chosen |= {key: sources[chosen[key]] for key in ("dataset", "model")}
+        files = {"dataset", "model", "teacher", "unlabelled"} & chosen.keys()
+        chosen |= {key: sources[chosen[key]] for key in files}
         return {key: value for key, value in chosen.items() if value is not None}
 
     return of_case
@@ -1411,25 +1424,48 @@ def test_ctrl_c_saves_and_a_second_run_in_the_directory_is_refused(
     assert_identical(run, whole())
 
 
-@pytest.mark.contract("D7")
-def test_sigterm_to_torchrun_saves_and_prints_the_command(
-    command: Commands, faulty: dict[str, str], tmp_path: Path
+@pytest.mark.contract("A14", "D5", "D7")
+def test_num_processes_trains_as_torchrun_also_after_a_sigterm(
+    command: Commands, jobs: Callable[[int], Path], faulty: dict[str, str], tmp_path: Path
 ) -> None:
-    """A scheduler sends it; torchrun changes the exit status to 1."""
-    run, ready = tmp_path / "run", tmp_path / "ready"
-    words = [FAULTY, *flags(**faulty, output_dir=run)]
-    environment = {"FAULT": "step 5,wait,1", "READY": str(ready)}
-    job = command.start(*words, launcher="torchrun", env=environment)
+    """A scheduler sends the signal to the process that was typed; its printed command resumes."""
+    run, ready = tmp_path / "run$$1", tmp_path / "ready"
+    words = [FAULTY, *flags(**faulty, output_dir=run, num_processes=2)]
+    job = command.start(*words, env={"FAULT": "step 5,wait,1", "READY": str(ready)})
     wait_until(ready.exists, job)
     job.send_signal(signal.SIGTERM)
     stdout, stderr = job.communicate(timeout=MINUTE)
-    assert job.returncode == 1
+    assert job.returncode == 75
     manifest = Run.load(run).manifest
     assert (manifest.status, manifest.stopped_by) == ("interrupted", "SIGTERM")
     assert checkpoints(run)[-1] == "checkpoint-5"
+    assert stderr.count("interrupted") == len(stderr.split("\n")) - 1 == 1
     assert "Traceback" not in stdout
-    printed = " ".join(stderr.split())
-    assert re.search(r"torchrun --nproc_per_node=2 -m finetune \S+faulty.py .* --resume", printed)
+    resume = typed_again(Finished(75, stdout, stderr))
+    assert resume == [*map(str, words), "--resume"]
+    command(*resume, "--json", env={"FAULT": ""}).succeeded()
+    assert_identical(run, jobs(2) / "whole")
+
+
+@pytest.mark.contract("A14", "D9")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "status", "message"),
+    [
+        ("step 5,SIGKILL,1", 1, "error: SIGKILL ended the process of rank 1"),
+        ("step 5,raise,1", 1, "ValueError: broken at step 5"),
+        ("step 5,SIGTERM,1", 75, "to resume at step 5: python -m finetune"),
+    ],
+)
+def test_the_status_of_num_processes_is_that_of_the_first_process_to_fail(
+    command: Commands, faulty: dict[str, str], tmp_path: Path,
+    fault: str, status: int, message: str,
+) -> None:  # fmt: skip
+    words = [FAULTY, *flags(**faulty, output_dir=tmp_path / "run", num_processes=2)]
+    result = command(*words, env={"FAULT": fault})
+    assert result.status == status
+    assert result.stderr.count(message) == 1
+    assert "elastic" not in result.stderr
 
 
 @pytest.mark.contract("D7")

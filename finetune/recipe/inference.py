@@ -1,18 +1,13 @@
-"""The model of a run as torch computes it: rows prepared by the recipe, logits of batches.
+"""The model of a run as torch computes it, on rows that its recipe prepares."""
 
-On a CPU every core computes whole batches with one thread: cores that share a matrix product wait
-for each other after each one. The logits of a row are then the same for any number of threads.
-"""
+from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from datasets import Dataset, DatasetDict, Image, List
 
@@ -21,65 +16,38 @@ from finetune.data.digests import TEXTS
 from finetune.data.encoding import documents_of, to_rows
 from finetune.data.lengths import default_budget
 from finetune.errors import UserError
-from finetune.models import cpu
+from finetune.predicting import Options
 from finetune.predicting.inference import Batch, Encoded, Inference, Session, Submission
-from finetune.predicting.request import STANDARD_INPUT, Request, read_lines
-from finetune.recipe import TextRecipe, TokenRecipe
+from finetune.predicting.session import TorchSession
+from finetune.recipe.pretrained import TextRecipe
+from finetune.recipe.tokens import TokenRecipe
 from finetune.runtime import distributed, hardware
+
+if TYPE_CHECKING:
+    from finetune.recipe.base import Recipe
+    from finetune.recipe.run import Run
 
 _ROWS_WITHOUT_LENGTH = 64  # of a batch, where rows have no tokens
 _LABELS = ("label", "labels", "label_ids")
 
 
-class TorchSession(Session):
-    """Computes the logits of batches with torch.
+class RecipeInference(Inference):
+    """Predicts rows, prepared as the recipe of a run does in training.
 
     Args:
-        model: In evaluation mode; it is changed.
-        bf16: Whether to compute in bf16, else in fp32.
-        cpu_kernels: ``auto`` for the kernels of :mod:`finetune.models.cpu` on a CPU, or ``off``.
-
-    Attributes:
-        inputs: The names of the inputs of the model.
+        run: It has a model.
+        recipe: That of the run.
+        options: With precision and kernels.
+        session: That of an engine; None to load the model with torch.
     """
 
     def __init__(
-        self, model: torch.nn.Module, *, bf16: bool = False, cpu_kernels: str | None = "off"
+        self, run: Run, recipe: Recipe, options: Options, session: Session | None = None
     ) -> None:
-        self.inputs = inspect.signature(model.forward).parameters
-        self._device = distributed.device()
-        self._bf16 = bf16
-        if bf16:
-            model.to(torch.bfloat16)
-        if cpu_kernels == "auto" and self._device.type == "cpu":
-            cpu.for_inference(model, bf16=bf16)
-        self._model = model.to(self._device)
-
-    def __call__(self, batch: Batch) -> np.ndarray:
-        """Return the logits of a batch, float32, shape ``(inputs, outputs)``."""
-        tensors = {}
-        for name, values in batch.items():
-            tensor = torch.as_tensor(values)
-            if self._bf16 and tensor.is_floating_point():
-                tensor = tensor.bfloat16()
-            tensors[name] = tensor.to(self._device)
-        with torch.inference_mode():
-            logits: torch.Tensor = self._model(**tensors)["logits"]
-        return logits.float().reshape(len(logits), -1).cpu().numpy()
-
-
-class RecipeInference(Inference):
-    """Predicts the rows of a request, prepared as the recipe of its run does in training.
-
-    Unless the request has a session, the model is loaded with torch.
-    """
-
-    def __init__(self, request: Request) -> None:
-        options, session = request.options, request.session
         if session is None:
             is_bf16 = options.precision == "bf16"
             kernels = options.cpu_kernels
-            session = TorchSession(request.run.model(), bf16=is_bf16, cpu_kernels=kernels)
+            session = TorchSession(run.model(), bf16=is_bf16, cpu_kernels=kernels)
         device = distributed.device().type
         threads = 1
         one_thread = None
@@ -91,16 +59,17 @@ class RecipeInference(Inference):
         self.batch_tokens = options.batch_tokens or default_budget(device)
         self.max_rows = None
         self.executor = ThreadPoolExecutor(threads, initializer=one_thread)
-        self._request = request
+        self._recipe = recipe
+        self._keeps_columns = not run.manifest.arguments.get("remove_unused_columns", True)
         self._names = {*session.inputs, *_LABELS}
-        self._collator = request.recipe.data_collator()
-        self.width = request.task.width
+        self._collator = recipe.data_collator()
+        self.width = recipe.kind.width
         self.pooling = "mean"
-        if isinstance(request.recipe, TextRecipe):
-            self.pooling = request.recipe.pooling
+        if isinstance(recipe, TextRecipe):
+            self.pooling = recipe.pooling
 
     def _encode(self, values: list[Any]) -> Encoded:
-        recipe = self._request.recipe
+        recipe = self._recipe
         has_own_prepare = type(recipe).prepare is not TextRecipe.prepare
         if isinstance(recipe, TextRecipe) and not has_own_prepare and recipe.long_texts == "cut":
             # as `prepare` does, which hashes rows and tokenizer first
@@ -113,7 +82,7 @@ class RecipeInference(Inference):
             rows = np.arange(len(prepared))
         if not np.array_equal(np.unique(rows), np.arange(len(values))):
             raise UserError("the recipe's prepare() leaves out rows that are to be predicted")
-        if self._request.run.manifest.arguments.get("remove_unused_columns", True):
+        if not self._keeps_columns:
             names = [column for column in prepared.column_names if column in self._names]
             prepared = prepared.select_columns(names)
         lengths = np.full(len(prepared), max(1, self.batch_tokens // _ROWS_WITHOUT_LENGTH))
@@ -127,9 +96,9 @@ class RecipeInference(Inference):
 
     def _dataset(self, values: list[Any]) -> Dataset:
         """Return values as raw rows, with labels that have no effect."""
-        if isinstance(self._request.recipe, TokenRecipe):
-            return self._request.recipe.unlabelled(values)
-        name = self._request.recipe.input_column
+        if isinstance(self._recipe, TokenRecipe):
+            return self._recipe.rows_to_predict(values)
+        name = self._recipe.input_column
         numbers = np.arange(len(values))
         # recipes have the numbers from `load` and may remove them again
         columns: dict[str, Any] = {name: values, ROW: numbers, "id": numbers}
@@ -138,7 +107,7 @@ class RecipeInference(Inference):
         rows = Dataset.from_dict(columns)
         if isinstance(values[0], dict) and "bytes" in values[0]:
             rows = rows.cast_column(name, Image())
-        feature = self._request.task.feature
+        feature = self._recipe.kind.feature
         label: Any = 0
         if isinstance(feature, List):
             label = [0] * max(0, feature.length)
@@ -146,7 +115,7 @@ class RecipeInference(Inference):
 
 
 class WordInference(RecipeInference):
-    """Predicts the words of the rows of a request, each in one window of its text."""
+    """Predicts the words of rows, each in one window of its text."""
 
     def logits(self, submission: Submission) -> np.ndarray:
         """Return the logits of the words of submitted rows, with a separator after each row:
@@ -173,38 +142,3 @@ class WordInference(RecipeInference):
         is_word = batch.pop("labels").numpy() != words.UNLABELLED
         logits = self.session(batch).reshape(*is_word.shape, self.width)
         return np.column_stack([np.nonzero(is_word)[0], logits[is_word]])
-
-
-def predict_chunks(request: Request, numbers: Iterable[int]) -> Iterator[tuple[int, Any, pa.Table]]:
-    """Yield number and rows of chunks, and the columns that are added to them.
-
-    Args:
-        request: With the rows of its input.
-        numbers: Those of the chunks. All lines of the standard input are predicted.
-
-    Raises:
-        UserError: If memory runs out, or if a row cannot be predicted.
-    """
-    cls = WordInference if request.task.labels_words else RecipeInference
-    inference = cls(request)
-    chunks: Iterable[Any] = ((number, request.chunk(number)) for number in numbers)
-    if request.kind == STANDARD_INPUT:
-        chunks = enumerate(read_lines(request.rows))
-
-    def submit(number: int, chunk: Any) -> tuple[int, Any, list[Any], Submission]:
-        values = request.values(number, chunk)
-        return number, chunk, values, inference.submit(values)
-
-    submitted: Iterable[Any] = (submit(number, chunk) for number, chunk in chunks)
-    if request.kind != STANDARD_INPUT:  # a line is answered at once
-        # the next chunk is read while this one is computed
-        submitted = (chunk for chunk, _ in pairwise(chain(submitted, [None])))
-    try:
-        for number, chunk, values, submission in submitted:
-            yield number, chunk, request.added_columns(inference.logits(submission), values)
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        tokens = inference.batch_tokens
-        hint = f"try --batch_tokens {max(1, tokens // 4)}"
-        raise UserError(f"out of memory at {tokens:,} tokens per batch; {hint}") from error
-    finally:
-        inference.close()
