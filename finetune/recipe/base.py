@@ -170,14 +170,22 @@ class Recipe(RecipeOptions):
 
     @functools.cached_property
     def model_config(self) -> PretrainedConfig | None:
-        """The stored configuration of the model; None if the recipe overrides ``build_model``."""
+        """The configuration of the model, with ``--layers``; None if the recipe overrides
+        ``build_model``.
+        """
+        from finetune.models import families, layers
         from finetune.models.pretrained import load_config
 
         if type(self).build_model.__module__ != "finetune.recipe.pretrained":
             return None
         recipe: Any = self
         reads_images = isinstance(self, ImageOptions)
-        return load_config(recipe.model, recipe.model_revision, reads_images=reads_images)
+        config = load_config(recipe.model, recipe.model_revision, reads_images=reads_images)
+        if recipe.layers is None:
+            return config
+        model: Any = families.without_weights(config)
+        cut: PretrainedConfig = layers.cut(model, recipe.layers).config
+        return cut
 
     def check(self) -> None:
         """Raise a ``UserError`` if options do not fit the model; called before data is prepared."""

@@ -126,6 +126,8 @@ def provenance(manifest: Manifest) -> dict[str, str]:
     base = _base_on_hub(manifest) or Path(str(manifest.options.get("model") or "")).name
     if manifest.model_revision and base:
         base = f"{base} at {manifest.model_revision[:12]}"
+    if layers := manifest.options.get("layers"):
+        base += f", {layers} of its layers"
     facts = {
         "base model": base,
         "trained": f"{manifest.finished[:16].replace('T', ', ')} UTC" if manifest.finished else "",

@@ -1,0 +1,105 @@
+"""Keep some of the layers of a model, for a smaller and faster one."""
+
+import copy
+from dataclasses import replace
+from operator import attrgetter
+from textwrap import shorten
+from typing import Any
+
+import numpy as np
+from torch.nn import Module, ModuleList
+from transformers import PreTrainedModel
+
+from finetune.errors import UserError
+from finetune.models import loaded_weights
+
+
+def spread(total: int, count: int) -> list[int]:
+    """Return the numbers of ``count`` of ``total`` layers, evenly spaced from the first to the
+    last: of 12 layers 0, 2, 4, 7, 9 and 11, with which DistilBERT was started (Sanh et al., 2019).
+    """
+    numbers: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
+    return numbers
+
+
+def cut(model: PreTrainedModel, count: int | None) -> PreTrainedModel:
+    """Return a model with ``count`` layers of ``model``, and all its other weights.
+
+    Its configuration says so. Lists with an item for each layer, such as ``layer_types``, keep the
+    items of the layers that are kept.
+
+    Args:
+        model: A classifier, which may be without weights, on the meta device.
+        count: The number of layers, which :func:`spread` chooses; None for all.
+
+    Raises:
+        UserError: If the model has fewer layers, or not one list of layers that can be cut.
+    """
+    config = copy.deepcopy(model.config)
+    text = config.get_text_config()
+    total = getattr(text, "num_hidden_layers", 0)
+    if count is None or count == total:
+        return model
+    flag = f"--layers {count}"
+    if count > total > 0:
+        raise UserError(f"{flag}: expected at most {total}, the model has {total} layers")
+    numbers = spread(total, count)
+    try:
+        stack = _find_stack(model, total)
+        for name, value in text.to_dict().items():
+            if isinstance(value, (list, tuple)) and len(value) == total:
+                setattr(text, name, [value[number] for number in numbers])
+        text.num_hidden_layers = count
+        type(config).from_dict(config.to_dict())  # as the saved model will be loaded
+        # XLNet has a weight on the CPU that was made on the meta device
+        device = max((weight.device for weight in model.parameters()), key=attrgetter("type"))
+        with device:  # a new model, because modules read their number when they are made
+            smaller = type(model)(config).train(model.training)
+        smaller.load_state_dict(_renumbered(model.state_dict(), f"{stack}.", numbers))
+        for new, old in enumerate(numbers):
+            layer = model.get_submodule(f"{stack}.{old}")
+            _require_same(layer, smaller.get_submodule(f"{stack}.{new}"), (old, new))
+    except Exception as error:  # whatever a configuration or a model refuses
+        reason = shorten(str(error), 300)
+        kind = f"a model of type '{config.model_type}'"
+        raise UserError(f"{flag}: not supported for {kind}: {reason}") from error
+    sentence = f"{flag}: of layers 0 to {total - 1}, {', '.join(map(str, numbers))} are kept"
+    weights = replace(loaded_weights.get(model), layers=sentence)
+    setattr(smaller, loaded_weights.ATTRIBUTE, weights)
+    return smaller
+
+
+def _find_stack(model: Module, total: int) -> str:
+    """Return the name of the list of all layers of a model."""
+    names = []
+    for name, module in model.named_modules():
+        if isinstance(module, ModuleList) and len(module) == total:
+            names.append(name)
+    if len(names) != 1:
+        expected = f"expected one list of num_hidden_layers = {total} layers"
+        raise UserError(f"{expected}, found {', '.join(names) or 'none'}")
+    return names[0]
+
+
+def _renumbered(weights: dict[str, Any], prefix: str, numbers: list[int]) -> dict[str, Any]:
+    """Return the weights of the layers that are kept under their new numbers, and all others."""
+    renumbered = {}
+    for name, weight in weights.items():
+        number, _, rest = name.removeprefix(prefix).partition(".")
+        if not name.startswith(prefix):
+            renumbered[name] = weight
+        elif int(number) in numbers:
+            renumbered[f"{prefix}{numbers.index(int(number))}.{rest}"] = weight
+    return renumbered
+
+
+def _require_same(layer: Module, new_layer: Module, numbers: tuple[int, int]) -> None:
+    """Require that two layers differ in their weights and their ``numbers`` only."""
+    modules = zip(layer.named_modules(), new_layer.modules(), strict=True)
+    for (name, module), new_module in modules:
+        for attribute, value in vars(module).items():
+            new_value = vars(new_module).get(attribute)
+            is_plain = isinstance(value, (bool, int, float, str, list, tuple))
+            if is_plain and value != new_value and (value, new_value) != numbers:
+                change = f"from {value} to {new_value} in layer {numbers[0]}"
+                raise UserError(f"{name}.{attribute} would change {change}")
