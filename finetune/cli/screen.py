@@ -88,7 +88,13 @@ def _length(arguments: FinetuneArguments) -> str:
 def _print_end(event: events.Finished) -> None:
     run = event.run
     manifest = run.manifest
-    console.print_parts(tables.scores(run), tables.targets(run.statistics), *tables.verdicts(run))
+    loss = ""
+    if manifest.not_scored is not None:
+        console.print_line(f"\n{run.path.name}: {manifest.not_scored}")
+    else:
+        targets_table = tables.targets(run.statistics)
+        console.print_parts(tables.scores(run), targets_table, *tables.verdicts(run))
+        loss = f"; test loss {run.metrics.test['loss']:.4f}"
     first_step = manifest.steps_before
     resumed = ""
     if first_step:
@@ -100,7 +106,7 @@ def _print_end(event: events.Finished) -> None:
         files += f"; trace: {run.path}/profile"
     console.print_line(
         f"\ntrained {counted((manifest.steps or 0) - first_step, 'step')}{resumed} "
-        f"in {manifest.train_seconds or 0.0:,.1f} s; test loss {run.metrics.test['loss']:.4f}\n"
+        f"in {manifest.train_seconds or 0.0:,.1f} s{loss}\n"
         f"throughput: {tables.format_speed(manifest.speed)}\nsaved to {files}"
     )
 

@@ -54,7 +54,7 @@ def cut(model: PreTrainedModel, count: int | None) -> PreTrainedModel:
         # XLNet has a weight on the CPU that was made on the meta device
         device = max((weight.device for weight in model.parameters()), key=attrgetter("type"))
         with device:  # a new model, because modules read their number when they are made
-            smaller = type(model)(config).train(model.training)
+            smaller: PreTrainedModel = type(model)(config).train(model.training)
         smaller.load_state_dict(_renumbered(model.state_dict(), f"{stack}.", numbers))
         for new, old in enumerate(numbers):
             layer = model.get_submodule(f"{stack}.{old}")
@@ -71,7 +71,7 @@ def cut(model: PreTrainedModel, count: int | None) -> PreTrainedModel:
 
 def _find_stack(model: Module, total: int) -> str:
     """Return the name of the list of all layers of a model."""
-    names = []
+    names: list[str] = []
     for name, module in model.named_modules():
         if isinstance(module, ModuleList) and len(module) == total:
             names.append(name)

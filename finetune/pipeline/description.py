@@ -36,6 +36,7 @@ _CHANGEABLE = (
     "use_cpu",
     "profile",
     "baseline",
+    "refit",
     "debug",
     "skip_memory_metrics",
     "precision",

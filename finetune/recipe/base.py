@@ -324,8 +324,9 @@ class Recipe(RecipeOptions):
         argument_values(self.defaults(), training_arguments)  # check before data is loaded
         if training_arguments.get("resume"):
             raise UserError("resume=True: of a trainer it is resume_from_checkpoint='last'")
-        if training_arguments.get("final_epochs"):
-            raise UserError("final_epochs: a trainer does not have them, finetune.train has")
+        for name in ("final_epochs", "refit"):
+            if training_arguments.get(name):
+                raise UserError(f"{name}: a trainer does not have it, finetune.train has")
         hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
         values = argument_values(
             self.training_defaults(training_arguments, is_loaded=True), training_arguments

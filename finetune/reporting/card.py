@@ -38,13 +38,17 @@ def write(run: Run) -> Path:
     """Write the model card of a finished run, or replace it, and return its path."""
     manifest = run.manifest
     arguments = manifest.arguments
+    sentences, rows, scores = [manifest.not_scored or ""], 0, ""
+    if manifest.not_scored is None:
+        sentences = tables.verdicts(run)
+        rows, scores = run.statistics.rows, tables.scores(run).markdown()
     card = ModelCard.from_template(
         _metadata(run),
         template_path=str(_TEMPLATE),
         name=Path(manifest.recipe).stem,
-        verdicts=tables.verdicts(run),
-        rows=run.statistics.rows,
-        scores=tables.scores(run).markdown(),
+        verdicts=sentences,
+        rows=rows,
+        scores=scores,
         facts={"splits": "", **provenance(manifest), "data": _source(run)},
         fingerprint=manifest.data.fingerprint,
         hyperparameters=[(n, v) for n in _HYPERPARAMETERS if (v := arguments.get(n)) not in _UNSET],
@@ -60,7 +64,9 @@ def write(run: Run) -> Path:
 
 def _metadata(run: Run) -> ModelCardData:
     manifest = run.manifest
-    scores = {name: run.metrics.test[name] for name in run.headline}
+    scores = {}
+    if manifest.not_scored is None:
+        scores = {name: run.metrics.test[name] for name in run.headline}
     source = manifest.options["dataset"]
     on_hub = hub.names_repository(source)
     from_library = "model" in manifest.options
@@ -85,9 +91,9 @@ def _metadata(run: Run) -> ModelCardData:
         pipeline_tag=task if from_library else None,
         base_model=_base_on_hub(manifest),
         datasets=[source] if on_hub else None,
-        metrics=list(scores),
+        metrics=list(scores) or None,
         tags=["finetune"],
-        eval_results=results,
+        eval_results=results or None,
     )
 
 

@@ -51,9 +51,11 @@ class Resumption:
     @property
     def finished(self) -> bool:
         """Whether the run is finished, unless an earlier checkpoint of it is to be resumed."""
-        is_ended = self.manifest is not None and self.manifest.status == "finished"
+        if self.manifest is None or self.manifest.status != "finished":
+            return False
         is_newest = self.path in (None, *list_checkpoints(self.directory)[:1])
-        return is_ended and is_newest and Metrics.exists_in(self.directory)
+        has_results = Metrics.exists_in(self.directory) or self.manifest.not_scored is not None
+        return is_newest and has_results
 
     def require_state(self) -> None:
         """Raise a ``UserError`` if there is no state to continue a training from."""
