@@ -181,6 +181,11 @@ def _run_training(
             final_recipe = None
             if settings.arguments.final_epochs and pruning is None:
                 final_recipe = _on_all_rows(recipe)
+                if recipe.kind.thresholds != "none":
+                    recipe.note(
+                        "baselines are fitted to the training rows alone, because their thresholds "
+                        "are fitted to the validation rows"
+                    )
             trackers.take_over(trainer)
             if pruning is not None:
                 trainer.add_callback(pruning)
@@ -207,8 +212,11 @@ def _run_training(
                     elif pruning is not None:
                         results.write_trial(recording.run, *outputs)
                     else:
-                        # baselines are fitted on the rows that the model is trained on
-                        fitted = final_recipe or recipe
+                        # baselines are fitted on the rows that the model is trained on, but
+                        # thresholds on others
+                        fitted = recipe
+                        if final_recipe is not None and recipe.kind.thresholds == "none":
+                            fitted = final_recipe
                         results.write(recording.run, fitted, settings.arguments, *outputs)
                         trackers.metrics = recording.run.metrics
         if recording.run is not None and pruning is None:

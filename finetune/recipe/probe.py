@@ -31,6 +31,7 @@ from finetune.runtime import activity, distributed, files, hardware
 from finetune.statistics import baselines
 from finetune.statistics.linear import LOSS_SHARE, Linear
 from finetune.training import steps
+from finetune.training.callbacks import explained
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -57,7 +58,15 @@ def start_head(
     if getattr(recipe, "head", "random") != "probe" or not getattr(model, FRESH_HEAD, False):
         return
     started = time.perf_counter()
-    linear, note = distributed.on_main_process(lambda: _fit(recipe, model, arguments))
+
+    def fit() -> tuple[Linear | None, str]:
+        if arguments is None:
+            return _fit(recipe, model, None)
+        advice = "--head random, a smaller --max_length, or --precision bf16"
+        with explained(arguments, "encoding rows for the head", advice):
+            return _fit(recipe, model, arguments)
+
+    linear, note = distributed.on_main_process(fit)
     if linear is not None:
         weights = {"weight": torch.tensor(linear.weight), "bias": torch.tensor(linear.bias)}
         # a layer without a bias ignores it
@@ -102,6 +111,8 @@ def _fit(
     loss = _loss(task, outputs, labels)
     constant_loss = _loss(task, np.tile(constant, (len(labels), 1)), labels)
     name = f"{task.linear_model} of {len(numbers):,} rows"
+    if weights is not None and task.label_kind == "labels" and name.startswith("ridge"):
+        name += " without class weights"
     if loss > LOSS_SHARE * constant_loss:
         losses = f"its validation loss is {loss:.3g}, and {constant_loss:.3g} without inputs"
         return None, f"random weights, because {name} predicts little: {losses}"
