@@ -4,7 +4,6 @@ import copy
 from dataclasses import replace
 from operator import attrgetter
 from textwrap import shorten
-from typing import Any
 
 import numpy as np
 from torch.nn import Module, ModuleList
@@ -14,23 +13,16 @@ from finetune.errors import UserError
 from finetune.models import loaded_weights
 
 
-def spread(total: int, count: int) -> list[int]:
-    """Return the numbers of ``count`` of ``total`` layers, evenly spaced from the first to the
-    last: of 12 layers 0, 2, 4, 7, 9 and 11, with which DistilBERT was started (Sanh et al., 2019).
-    """
-    numbers: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
-    return numbers
-
-
 def cut(model: PreTrainedModel, count: int | None) -> PreTrainedModel:
     """Return a model with ``count`` layers of ``model``, and all its other weights.
 
-    Its configuration says so. Lists with an item for each layer, such as ``layer_types``, keep the
-    items of the layers that are kept.
+    The layers are evenly spaced from the first to the last: of 12 layers 0, 2, 4, 7, 9 and 11, with
+    which DistilBERT was started (Sanh et al., 2019). The configuration says so; lists with an item
+    for each layer, such as ``layer_types``, keep the items of these layers.
 
     Args:
         model: A classifier, which may be without weights, on the meta device.
-        count: The number of layers, which :func:`spread` chooses; None for all.
+        count: The number of layers; None for all.
 
     Raises:
         UserError: If the model has fewer layers, or not one list of layers that can be cut.
@@ -43,7 +35,7 @@ def cut(model: PreTrainedModel, count: int | None) -> PreTrainedModel:
     flag = f"--layers {count}"
     if count > total > 0:
         raise UserError(f"{flag}: expected at most {total}, the model has {total} layers")
-    numbers = spread(total, count)
+    numbers = np.linspace(0, total - 1, count).round().astype(int).tolist()
     try:
         stack = _find_stack(model, total)
         for name, value in text.to_dict().items():
@@ -55,17 +47,23 @@ def cut(model: PreTrainedModel, count: int | None) -> PreTrainedModel:
         device = max((weight.device for weight in model.parameters()), key=attrgetter("type"))
         with device:  # a new model, because modules read their number when they are made
             smaller: PreTrainedModel = type(model)(config).train(model.training)
-        smaller.load_state_dict(_renumbered(model.state_dict(), f"{stack}.", numbers))
+        weights = model.state_dict()
+        for name in list(weights):
+            if name.startswith(f"{stack}."):
+                del weights[name]
+        smaller.load_state_dict(weights, strict=False)
         for new, old in enumerate(numbers):
             layer = model.get_submodule(f"{stack}.{old}")
-            _require_same(layer, smaller.get_submodule(f"{stack}.{new}"), (old, new))
+            new_layer = smaller.get_submodule(f"{stack}.{new}")
+            new_layer.load_state_dict(layer.state_dict())
+            _require_same(layer, new_layer, (old, new))
     except Exception as error:  # whatever a configuration or a model refuses
-        reason = shorten(str(error), 300)
         kind = f"a model of type '{config.model_type}'"
+        reason = shorten(str(error), 300)
         raise UserError(f"{flag}: not supported for {kind}: {reason}") from error
     sentence = f"{flag}: of layers 0 to {total - 1}, {', '.join(map(str, numbers))} are kept"
-    weights = replace(loaded_weights.get(model), layers=sentence)
-    setattr(smaller, loaded_weights.ATTRIBUTE, weights)
+    marks = replace(loaded_weights.get(model), layers=sentence)
+    setattr(smaller, loaded_weights.ATTRIBUTE, marks)
     return smaller
 
 
@@ -79,18 +77,6 @@ def _find_stack(model: Module, total: int) -> str:
         expected = f"expected one list of num_hidden_layers = {total} layers"
         raise UserError(f"{expected}, found {', '.join(names) or 'none'}")
     return names[0]
-
-
-def _renumbered(weights: dict[str, Any], prefix: str, numbers: list[int]) -> dict[str, Any]:
-    """Return the weights of the layers that are kept under their new numbers, and all others."""
-    renumbered = {}
-    for name, weight in weights.items():
-        number, _, rest = name.removeprefix(prefix).partition(".")
-        if not name.startswith(prefix):
-            renumbered[name] = weight
-        elif int(number) in numbers:
-            renumbered[f"{prefix}{numbers.index(int(number))}.{rest}"] = weight
-    return renumbered
 
 
 def _require_same(layer: Module, new_layer: Module, numbers: tuple[int, int]) -> None:

@@ -41,7 +41,7 @@ from finetune.pipeline import refit, results
 from finetune.pipeline.description import describe_run
 from finetune.pipeline.events import Finished, Logged, Progress, Started, emit, ignore, reporting
 from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
-from finetune.pipeline.refit import Refit
+from finetune.pipeline.refit import First
 from finetune.pipeline.time_limit import fit_epochs
 from finetune.recipe import Recipe
 from finetune.recipe.run import Run
@@ -144,10 +144,10 @@ def run_training(
     try:
         trained = _run_training(settings, progress, pruning)
         if trained.values.refit and not trained.dry_run:
-            second = refit.read(trained)
-            trained = refit.change(trained, second.length, second.note)
+            first = First.read(trained.output_dir)
+            trained = refit.change(trained, first)
             try:
-                _run_training(trained, progress, second=second)
+                _run_training(trained, progress, first=first)
             finally:
                 unlock_directory(trained.output_dir)
     finally:
@@ -160,12 +160,12 @@ def _run_training(
     settings: Settings,
     progress: Progress,
     pruning: TrainerCallback | None = None,
-    second: Refit | None = None,
+    first: First | None = None,
 ) -> Settings:
     """Run one training, and return its settings, with its rows.
 
-    The process group stays if a second training follows; ``second`` has what that one takes from
-    the first.
+    The process group stays if a second training follows; ``first`` is the run that this one
+    follows.
     """
     with reporting(progress), tracking(settings.output_dir) as trackers:
         recording = _Recording(settings)
@@ -177,7 +177,7 @@ def _run_training(
             if settings.dry_run or prepared.is_done:
                 _report_without_training(prepared)
                 return settings
-            trainer, recipe = _build_trainer(prepared, second)
+            trainer, recipe = _build_trainer(prepared, first)
             final_recipe = None
             if settings.arguments.final_epochs and pruning is None:
                 final_recipe = _on_all_rows(recipe)
@@ -190,11 +190,11 @@ def _run_training(
             if pruning is not None:
                 trainer.add_callback(pruning)
             if writes_run(settings.values):
-                recording.run = _start_run(prepared, trainer, second)
+                recording.run = _start_run(prepared, trainer, first)
             with stopping.deferred(settings.arguments.grace_seconds, recording.give_up):
                 outputs: Any
-                if second is not None:
-                    outputs = _train_again(trainer, recipe, prepared, second)
+                if first is not None:
+                    outputs = _train_again(trainer, recipe, prepared, first)
                 else:
                     outputs = _train_and_predict(
                         trainer, recipe, final_recipe, prepared, is_trial=pruning is not None
@@ -207,7 +207,7 @@ def _run_training(
                 if name := stopping.requested():  # a signal arrived since the training
                     raise Stopped(name)
                 with explained(settings.arguments, "writing the results"):
-                    if second is not None:
+                    if first is not None:
                         recording.run.update(**outputs, status="finished")
                     elif pruning is not None:
                         results.write_trial(recording.run, *outputs)
@@ -252,7 +252,7 @@ def _report_without_training(prepared: Prepared) -> None:
         distributed.leave_process_group()
 
 
-def _build_trainer(prepared: Prepared, second: Refit | None = None) -> tuple[Trainer, Recipe]:
+def _build_trainer(prepared: Prepared, first: First | None = None) -> tuple[Trainer, Recipe]:
     """Build the trainer, which reports its logs as events and does not print them. That of a second
     training has all rows, but the head and the weights of the first.
 
@@ -264,7 +264,7 @@ def _build_trainer(prepared: Prepared, second: Refit | None = None) -> tuple[Tra
     if prepared.resumption.path is not None:  # the checkpoint has the weights of the head
         load_model = recipe.new_model
     changes = {}
-    if second is not None:
+    if first is not None:
         changes["train_dataset"] = _on_all_rows(recipe).prepared["train"]
     trainer = build_trainer(recipe, prepared.settings.arguments, load_model, **changes)
     trainer.configuration = prepared.configuration
@@ -391,7 +391,7 @@ def _train_and_predict(
 
 
 def _train_again(
-    trainer: Trainer, recipe: Recipe, prepared: Prepared, second: Refit
+    trainer: Trainer, recipe: Recipe, prepared: Prepared, first: First
 ) -> dict[str, Any]:
     """Train on all rows, fold in the thresholds of the first training, and save the model.
 
@@ -408,18 +408,20 @@ def _train_again(
     assert trainer.model is not None
     if has_adapter(recipe):
         trainer.model.merge_adapter()  # type: ignore[operator]
-    if second.thresholds is not None:
-        thresholds = np.array([second.thresholds[label] for label in recipe.labels])
-        _fold(head.last_linear(trainer.model, recipe.kind.width), -logit(thresholds))
+    thresholds = first.metrics.statistics.thresholds
+    if thresholds is not None:
+        shift = -logit([thresholds[label] for label in recipe.labels])
+        _fold(head.last_linear(trainer.model, recipe.kind.width), shift)
     output = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
     loss = (output.metrics or {})["eval_loss"]
-    sentence = f"{second.not_scored}; on the validation rows, which it was trained on, its loss is "
-    sentence += f"{loss:.4f} instead of {second.validation_loss:.4f}"
-    if loss > second.validation_loss:
+    first_loss = first.metrics.validation["loss"]
+    sentence = f"{first.not_scored}; on the validation rows, which it was trained on, its loss is "
+    sentence += f"{loss:.4f} instead of {first_loss:.4f}"
+    if loss > first_loss:
         sentence += ", which is worse: prefer the run"
     _save_model(trainer, recipe)
     outcome = _describe_outcome(trainer, prepared, trained, seconds)
-    return {**outcome, "temperature": second.temperature, "not_scored": sentence}
+    return {**outcome, "temperature": first.manifest.temperature, "not_scored": sentence}
 
 
 def _save_model(trainer: Trainer, recipe: Recipe) -> None:
@@ -549,15 +551,17 @@ class _Recording:
         os.write(2, f"error: {reason}, the process ends\n".encode())
 
 
-def _start_run(prepared: Prepared, trainer: Trainer, second: Refit | None) -> Run:
+def _start_run(prepared: Prepared, trainer: Trainer, first: First | None) -> Run:
     """Take over the output directory, and write ``run.json`` of a new or a resumed run."""
     settings = prepared.settings
     resumption = prepared.resumption
     directory = settings.output_dir
     emit(Started(settings, settings.arguments, prepared.steps, trainer.model))
     manifest = describe_run(settings, prepared.configuration)
-    if second is not None:
-        manifest = dataclasses.replace(manifest, data=second.data, not_scored=second.not_scored)
+    if first is not None:
+        manifest = dataclasses.replace(
+            manifest, data=first.manifest.data, not_scored=first.not_scored
+        )
     # not earlier: an error could still stop the command, or the model be read from this directory
     lock_directory(directory)
     if not resumption.in_place and (message := move_run_aside(directory)):
