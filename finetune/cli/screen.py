@@ -1,6 +1,7 @@
 """Print the events of a training: the start block, log lines and the final table."""
 
 import sys
+from typing import Any
 
 import torch
 
@@ -88,13 +89,12 @@ def _length(arguments: FinetuneArguments) -> str:
 def _print_end(event: events.Finished) -> None:
     run = event.run
     manifest = run.manifest
+    parts: list[Any] = []
     loss = ""
-    if manifest.not_scored is not None:
-        console.print_line(f"\n{run.path.name}: {manifest.not_scored}")
-    else:
-        targets_table = tables.targets(run.statistics)
-        console.print_parts(tables.scores(run), targets_table, *tables.verdicts(run))
+    if manifest.not_scored is None:
+        parts = [tables.scores(run), tables.targets(run.statistics)]
         loss = f"; test loss {run.metrics.test['loss']:.4f}"
+    console.print_parts(*parts, *tables.verdicts(run))
     first_step = manifest.steps_before
     resumed = ""
     if first_step:

@@ -47,20 +47,22 @@ def cut(model: PreTrainedModel, count: int | None) -> PreTrainedModel:
         device = max((weight.device for weight in model.parameters()), key=attrgetter("type"))
         with device:  # a new model, because modules read their number when they are made
             smaller: PreTrainedModel = type(model)(config).train(model.training)
-        weights = model.state_dict()
-        for name in list(weights):
-            if name.startswith(f"{stack}."):
-                del weights[name]
-        smaller.load_state_dict(weights, strict=False)
+        weights = {}
+        for owner in (model, smaller):
+            for name, weight in owner.state_dict().items():
+                if name.startswith(f"{stack}.") == (owner is smaller):
+                    weights[name] = weight
+        smaller.load_state_dict(weights)
         for new, old in enumerate(numbers):
             layer = model.get_submodule(f"{stack}.{old}")
             new_layer = smaller.get_submodule(f"{stack}.{new}")
             new_layer.load_state_dict(layer.state_dict())
             _require_same(layer, new_layer, (old, new))
     except Exception as error:  # whatever a configuration or a model refuses
-        kind = f"a model of type '{config.model_type}'"
         reason = shorten(str(error), 300)
-        raise UserError(f"{flag}: not supported for {kind}: {reason}") from error
+        raise UserError(
+            f"{flag}: not supported for a model of type '{config.model_type}': {reason}"
+        ) from error
     sentence = f"{flag}: of layers 0 to {total - 1}, {', '.join(map(str, numbers))} are kept"
     marks = replace(loaded_weights.get(model), layers=sentence)
     setattr(smaller, loaded_weights.ATTRIBUTE, marks)
@@ -73,10 +75,10 @@ def _find_stack(model: Module, total: int) -> str:
     for name, module in model.named_modules():
         if isinstance(module, ModuleList) and len(module) == total:
             names.append(name)
-    if len(names) != 1:
-        expected = f"expected one list of num_hidden_layers = {total} layers"
-        raise UserError(f"{expected}, found {', '.join(names) or 'none'}")
-    return names[0]
+    if len(names) == 1:
+        return names[0]
+    found = ", ".join(names) or "none"
+    raise UserError(f"expected one list of num_hidden_layers = {total} layers, found {found}")
 
 
 def _require_same(layer: Module, new_layer: Module, numbers: tuple[int, int]) -> None:

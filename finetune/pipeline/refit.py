@@ -15,8 +15,9 @@ from finetune.pipeline.time_limit import UNEVALUATED
 from finetune.recipe.options import rule_options
 from finetune.recipe.run import Run
 from finetune.rules.check import check_command
+from finetune.runs.directory import free_path
 from finetune.runs.records import Manifest, Metrics
-from finetune.runtime import distributed
+from finetune.runtime import activity, distributed
 
 FOLDER = "refit"  # in the directory of the run
 
@@ -60,29 +61,31 @@ def check(settings: Settings) -> None:
 def change(settings: Settings, first: First) -> Settings:
     """Return the settings of the second training.
 
-    If its directory has one of another length, of an earlier state of the run, that is moved aside.
-
     Args:
         settings: Those of the run, whose rows are prepared.
         first: The run.
     """
-    rows, validation_rows = (len(settings.recipe.prepared[n]) for n in ("train", "validation"))
-    all_rows = rows + validation_rows
+    rows = len(settings.recipe.prepared["train"])
+    all_rows = rows + len(settings.recipe.prepared["validation"])
     manifest = first.manifest
     steps = manifest.best_step or manifest.steps or 0
     epochs = [entry["epoch"] for entry in manifest.history if entry["step"] <= steps]
     training = _training(settings)
     training |= {"max_steps": round(steps * all_rows / rows), "num_train_epochs": max(epochs)}
-    directory = settings.output_dir / FOLDER
-    if Manifest.exists_in(directory):
-        stored = Manifest.read(directory).configuration
-        training["resume"] &= stored.get("max_steps") == training["max_steps"]
     report = Findings()  # of this training only
     report.info(
         f"--refit: {all_rows:,} rows, those of training and validation together, and as many steps "
         f"for each row as the {steps:,} steps of {first.name}"
     )
     return replace(settings, recipe=settings.recipe.with_values(report=report), training=training)
+
+
+def set_aside(directory: Path) -> None:
+    """Rename the second training of a run that is trained further."""
+    path = directory / FOLDER
+    if path.exists():
+        renamed = path.rename(free_path(path))
+        activity.say(f"{path} is of an earlier state of the run: renamed to {renamed.name}")
 
 
 def _training(settings: Settings) -> dict[str, Any]:

@@ -415,8 +415,10 @@ def _train_again(
     output = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
     loss = (output.metrics or {})["eval_loss"]
     first_loss = first.metrics.validation["loss"]
-    sentence = f"{first.not_scored}; on the validation rows, which it was trained on, its loss is "
-    sentence += f"{loss:.4f} instead of {first_loss:.4f}"
+    sentence = (
+        f"{first.not_scored}; on the validation rows, which it was trained on, its loss is "
+        f"{loss:.4f} instead of {first_loss:.4f}"
+    )
     if loss > first_loss:
         sentence += ", which is worse: prefer the run"
     _save_model(trainer, recipe)
@@ -566,6 +568,7 @@ def _start_run(prepared: Prepared, trainer: Trainer, first: First | None) -> Run
     lock_directory(directory)
     if not resumption.in_place and (message := move_run_aside(directory)):
         activity.say(message)
+    refit.set_aside(directory)
     if resumption.path is not None:
         step = resumption.step
         for path in checkpoints.list_checkpoints(directory):

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _MAX_ROWS, _MAX_SHARE = 20_000, 0.1
 _STEP_ROWS = 32  # of an optimizer step, if its rows are counted in tokens
 _MAX_VALIDATION_ROWS = 1_000
+_LESS_MEMORY = "--head random, a smaller --max_length, or --precision bf16"
 _VERSION = 1  # increment when the same model and rows should yield other states
 
 
@@ -61,9 +62,8 @@ def start_head(
 
     def fit() -> tuple[Linear | None, str]:
         if arguments is None:
-            return _fit(recipe, model, None)
-        advice = "--head random, a smaller --max_length, or --precision bf16"
-        with explained(arguments, "encoding rows for the head", advice):
+            return _fit(recipe, model, arguments)
+        with explained(arguments, "encoding rows for the head", _LESS_MEMORY):
             return _fit(recipe, model, arguments)
 
     linear, note = distributed.on_main_process(fit)

@@ -38,15 +38,14 @@ def write(run: Run) -> Path:
     """Write the model card of a finished run, or replace it, and return its path."""
     manifest = run.manifest
     arguments = manifest.arguments
-    sentences, rows, scores = [manifest.not_scored or ""], 0, ""
+    rows, scores = 0, ""
     if manifest.not_scored is None:
-        sentences = tables.verdicts(run)
         rows, scores = run.statistics.rows, tables.scores(run).markdown()
     card = ModelCard.from_template(
         _metadata(run),
         template_path=str(_TEMPLATE),
         name=Path(manifest.recipe).stem,
-        verdicts=sentences,
+        verdicts=tables.verdicts(run),
         rows=rows,
         scores=scores,
         facts={"splits": "", **provenance(manifest), "data": _source(run)},

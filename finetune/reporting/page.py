@@ -40,14 +40,15 @@ def write(run: Run) -> Path:
     """
     manifest = run.manifest
     sections: dict[str, list[Any]] = {"Training": [plots.learning_curves(manifest)]}
-    verdicts, notes = [manifest.not_scored or ""], list[str]()
+    verdicts = tables.verdicts(run)
+    warnings = list(manifest.data.notes)
     if manifest.not_scored is None:
-        sections, verdicts = _describe_scores(run)
-        notes = run.statistics.notes
+        sections, scores = _describe_scores(run)
+        verdicts.insert(0, scores)
+        warnings += run.statistics.notes
     facts = [[Cell(name), Cell(fact)] for name, fact in provenance(manifest).items()]
     sections["Provenance"] = [manifest.command, Table("How the run was made", ["", ""], facts)]
     title = f"{Path(manifest.recipe).name}: {manifest.data.source}"
-    warnings = [*manifest.data.notes, *notes]
     page = run.path / "report.html"
     tables.write_page(page, title, verdicts, sections, warnings)
     directory = run.path / "plots"
@@ -64,8 +65,8 @@ def write(run: Run) -> Path:
     return page
 
 
-def _describe_scores(run: Run) -> tuple[dict[str, list[Any]], list[str]]:
-    """Return the sections about the scores of a run, and the sentences above them."""
+def _describe_scores(run: Run) -> tuple[dict[str, list[Any]], str]:
+    """Return the sections about the scores of a run, and the sentence above them."""
     statistics = run.statistics
     table = run.predicted_rows
     rows = run.scored(table)
@@ -79,7 +80,7 @@ def _describe_scores(run: Run) -> tuple[dict[str, list[Any]], list[str]]:
     for name in run.kind.sections:
         sections[name.capitalize()] = _SECTIONS[name](run, table, rows)
     scores = "; ".join(tables.format_score(name, statistics.metrics[name]) for name in run.headline)
-    return sections, [scores, *tables.verdicts(run)]
+    return sections, scores
 
 
 def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:

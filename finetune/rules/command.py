@@ -33,8 +33,7 @@ def _refuse_refit(options: Options) -> Mistakes:
     if uses_fsdp(options):
         yield "--refit: not supported with FSDP"
     if options.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
-        schedule = f"--lr_scheduler_type {options.lr_scheduler_type}"
-        yield f"--refit: {schedule} needs evaluations, and the second training has none"
+        yield f"--refit: {options.lr_scheduler_type} needs evaluations, and a refit has none"
 
 
 RULES = (

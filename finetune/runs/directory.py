@@ -80,7 +80,7 @@ class RunDirectory:
     def unfinished(self) -> str | None:
         """A sentence if a finished run was continued and has not ended again, else None."""
         manifest = self.manifest
-        has_results = Metrics.exists_in(self.path) or manifest.not_scored is not None
+        has_results = Metrics.exists_in(self.path) or manifest.not_scored
         if manifest.steps is not None or not has_results:
             return None
         return (
