@@ -8,7 +8,7 @@ IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 FAST := not slow and not processes and not trains
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo acceptance test arguments mutations test-all test-oldest test-versions faults faults-long check lint format docs audit bench gpu-check clean
+.PHONY: help env demo acceptance test arguments mutations test-all test-oldest test-versions faults faults-long dist check lint format docs audit bench gpu-check clean
 
 help:  ## list the targets
 	@echo 'Times are those of two cores.'
@@ -54,6 +54,9 @@ test-oldest: $(READY)  ## the quick tests with the oldest supported libraries (3
 
 test-versions: $(READY)  ## the acceptance suite with old and new libraries, a table (an hour)
 	$(BIN)/python tests/versions.py
+
+dist: $(READY)  ## build sdist and wheel in dist/, and use both outside of the checkout (2 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/dist.py
 
 check: $(READY) lint  ## lint, types and quick tests: before a commit (1 minute)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m '$(FAST)'

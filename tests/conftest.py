@@ -41,7 +41,7 @@ LONGEST = ("training", "run", "results", "tasks", "predict", "safety")
 #: and are slow. What users rely on is covered by the acceptance tests.
 QUICK = {
     *("augmentation", "cpu", "docs", "estimates", "exchange", "gpu_check", "head"),
-    *("internals", "layout", "losses", "recipe", "serving"),
+    *("internals", "layout", "losses", "packaging", "recipe", "serving"),
 }
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -1,13 +1,17 @@
 """Test the metadata of the repository: citation, license, hosted CI workflow and Dockerfiles.
 
-`tests/acceptance/test_run.py` builds the wheel.
+`make dist` builds the archives of a release, and uses them.
 """
 
 import fnmatch
+import os
 import re
+import subprocess
 import tomllib
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 import finetune
@@ -28,7 +32,7 @@ def test_the_citation_agrees_with_the_package() -> None:
     assert {"message", "title", "authors"} <= citation.keys()
     assert citation["title"].startswith(DISTRIBUTION)
     assert PROJECT["name"] == DISTRIBUTION
-    assert str(citation["version"]) == finetune.__version__
+    assert "version" not in citation  # which is in one place, finetune/runtime/__init__.py
     assert citation["license"] == PROJECT["license"]
 
 
@@ -38,6 +42,33 @@ def test_the_hosted_workflow_runs_the_ci_script() -> None:
     assert (ROOT / ".ci" / "run").exists()
     (setup,) = [step for step in job["steps"] if "setup-python" in step.get("uses", "")]
     assert PROJECT["requires-python"] == f">={setup['with']['python-version']}"
+
+
+def test_a_tag_publishes_what_the_ci_script_has_built() -> None:
+    jobs = read_yaml(".github/workflows/release.yml")["jobs"]
+    assert [step["run"] for step in jobs["build"]["steps"] if "run" in step][1:] == ["bash .ci/run"]
+    assert (ROOT / ".ci" / "run").read_text("utf-8").splitlines()[-1] == "make dist"
+    assert jobs["publish"]["needs"] == "build"
+    assert [job.get("permissions") for job in jobs.values()] == [None, {"id-token": "write"}]
+    assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("tag", "heading", "status"),
+    [
+        (finetune.__version__, "(2026-12-01)", 0),
+        (finetune.__version__, "(unreleased)", 1),
+        ("99.0", "(2026-12-01)", 1),
+    ],
+)
+def test_a_tag_must_be_the_version(tag: str, heading: str, status: int, tmp_path: Path) -> None:
+    step = read_yaml(".github/workflows/release.yml")["jobs"]["build"]["steps"][1]
+    (tmp_path / "finetune").symlink_to(ROOT / "finetune")
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {tag} {heading}\n")
+    command = ["bash", "-e", "-c", step["run"]]
+    environ = os.environ | {"GITHUB_REF_NAME": f"v{tag}"}
+    finished = subprocess.run(command, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL)
+    assert finished.returncode == status
 
 
 def names_in(lines: list[str]) -> dict[str, str]:

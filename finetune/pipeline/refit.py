@@ -18,6 +18,7 @@ from finetune.rules.check import check_command
 from finetune.runs.directory import free_path
 from finetune.runs.records import Manifest, Metrics
 from finetune.runtime import activity, distributed
+from finetune.training.options import merge_options
 
 FOLDER = "refit"  # in the directory of the run
 
@@ -103,4 +104,7 @@ def _training(settings: Settings) -> dict[str, Any]:
     }
     if values.save_strategy == "steps":
         arguments["save_steps"] = values.save_steps
+    if values.global_batch_size is not None:  # its default may depend on what is set
+        batch = {"global_batch_size": values.global_batch_size}
+        arguments = merge_options(arguments, batch)
     return arguments

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from finetune.rules.batch import BATCH_SIZES
+from finetune.rules.schedule import MIN_STEPS
 from finetune.training.options import SCHEDULE
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ _RATES = ((30, 1e-4), (150, 3e-5), (math.inf, 1e-5))
 _ADAPTER_FACTOR = 10  # Schulman et al., "LoRA Without Regret", 2025
 _HEAD_ONLY_RATE = 1e-3
 _STEP_ROWS = 32
+#: With fewer rows, an epoch of such steps has one or two, or none.
+_BATCH, _MIN_ROWS_OF_BATCH, _SMALL_BATCH = "global_batch_size", 96, 8
 #: Optimizer steps: so many, and more for each class or target; within these epochs.
 _STEPS, _STEPS_OF_OUTPUT = 100, 5
 _MIN_EPOCHS, _MAX_EPOCHS = 3, 20
@@ -59,13 +63,15 @@ def resolve(
     steps = _STEPS + _STEPS_OF_OUTPUT * outputs
     epochs = math.ceil(steps * (step_rows or _STEP_ROWS) / rows)
     epochs = min(max(epochs, _MIN_EPOCHS), _MAX_EPOCHS)
+    epoch_steps = max(1, rows // (step_rows or _STEP_ROWS))
+    epochs = max(epochs, math.ceil(MIN_STEPS / epoch_steps))
     return {"learning_rate": rate, "num_train_epochs": float(epochs), "warmup_steps": _WARMUP}
 
 
 def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
-    """Return the names in :data:`SCHEDULE` that neither the recipe nor the user sets, and
-    ``load_best_model_at_end`` and ``final_epochs`` if the rows are few and nobody asks for the best
-    epoch.
+    """Return the names in :data:`SCHEDULE` that neither the recipe nor the user sets, and where
+    rows are few ``global_batch_size``, and unless somebody asks for the best epoch,
+    ``load_best_model_at_end`` and ``final_epochs``.
 
     The values of a recipe are for its own model: with another ``--model`` they are not used. A
     recipe with a learning rate has no warm-up unless it says so.
@@ -82,6 +88,9 @@ def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
         values = {name: value for name, value in values.items() if name not in SCHEDULE}
     values |= typed
     names = [name for name in SCHEDULE if values.get(name) is None]
+    has_own_batch = not names or set(BATCH_SIZES) & set(typed)
+    if not has_own_batch and len(recipe.splits["train"]) < _MIN_ROWS_OF_BATCH:
+        names.append(_BATCH)
     is_asked = _BEST in typed or "metric_for_best_model" in typed
     is_asked = is_asked or values.get("early_stopping_patience") is not None
     if not is_asked and _has_few_rows(recipe):
@@ -136,6 +145,8 @@ def with_schedule(
     names = unset_names(recipe, typed)
     if not set(SCHEDULE) & set(names):
         return defaults
+    if _BATCH in names:
+        defaults[_BATCH] = _SMALL_BATCH
     values = argument_values(defaults, typed)
     resolved = resolve(
         len(recipe.splits["train"]),
@@ -165,7 +176,7 @@ def describe(recipe: Recipe, values: Mapping[str, Any], typed: Mapping[str, Any]
         return []
     names = unset_names(recipe, typed)
     rows, outputs = len(recipe.splits["train"]), recipe.kind.width
-    texts = [f"{name} {values[name]:g}" for name in SCHEDULE if name in names]
+    texts = [f"{name} {values[name]:g}" for name in (*SCHEDULE, _BATCH) if name in names]
     sentences = []
     if texts:
         reason = f"chosen for {rows:,} rows, {outputs:,} outputs and the size of the model"

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,13 +27,18 @@ from finetune.training.options import without_none
 
 _DATABASE = "mlflow.db"
 _MLFLOW_RUN = "mlflow-run"  # the file with the id of the MLflow run, which a resume continues
+_WANDB_RUN = "wandb-run"  # likewise
 _KINDS = {
     "tensorboard": library.TensorBoardCallback,
     "trackio": library.TrackioCallback,
     "mlflow": library.MLflowCallback,
+    "wandb": library.WandbCallback,
 }
 # what the user has set of the variables here and below stays
 _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
+_WANDB = {"WANDB_ERROR_REPORTING": "false", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+#: The first would store what is printed, the second the typed words, a token among them.
+_WANDB_SETTINGS = {"console": "off", "x_disable_meta": True}
 #: How long a request to an MLflow server may take, which is 15 minutes by default: before the
 #: training, and to end an MLflow run after a request has failed, at most 10 s; in the training 12 s
 #: if the server refuses it, and 52 s if it does not answer.
@@ -107,8 +113,8 @@ class Trackers(TrainerCallback):
         """Take the trackers of a trainer, which then calls only this callback."""
         for name, kind in _KINDS.items():
             tracker = trainer.pop_callback(kind)
-            if type(tracker) is library.MLflowCallback:  # not a subclass, such as DagsHub's
-                tracker = _MLflow()  # type: ignore[no-untyped-call]
+            if type(tracker) in _OWN:  # not a subclass, such as DagsHub's
+                tracker = _OWN[kind]()
             if tracker is not None:
                 self._trackers[name] = tracker
         trainer.add_callback(self)
@@ -118,6 +124,7 @@ class Trackers(TrainerCallback):
         if state.is_world_process_zero:
             self._facts = args, state, control
         args.run_name = args.run_name or Path(args.output_dir).name
+        args.trackio_static_space_id = False  # after a training for TRACKIO_SPACE_ID: another Space
         _set_defaults(self._variables)
         self._call("on_train_begin", **kwargs)
 
@@ -184,6 +191,42 @@ class _MLflow(library.MLflowCallback):
         mlflow.log_metrics(numbers, step=state.global_step, synchronous=True)
 
 
+class _Wandb(library.WandbCallback):
+    """The library's callback, in a run that ends with the training and is continued by a resume."""
+
+    def on_train_begin(self, args: Any, *facts: Any, **kwargs: Any) -> None:
+        """Start a run, unless the user has one, or continue the one of this directory."""
+        import wandb
+
+        self.is_owner = wandb.run is None
+        if self.is_owner:
+            record = Path(args.output_dir) / _WANDB_RUN
+            if not record.exists():
+                files.write_whole(record, os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4))
+            mode: Any = os.environ["WANDB_MODE"]
+            wandb.init(  # which reads variables only once in a process
+                dir=os.environ["WANDB_DIR"],
+                id=record.read_text(encoding="utf-8"),
+                mode=mode,
+                name=args.run_name,
+                project=os.environ.get("WANDB_PROJECT") or args.project,
+                resume="allow",
+                settings=_WANDB_SETTINGS,
+            )
+        super().on_train_begin(args, *facts, **kwargs)  # type: ignore[no-untyped-call]
+
+    def on_train_end(self, *facts: Any, **kwargs: Any) -> None:
+        """End the run."""
+        import wandb
+
+        if self.is_owner:
+            wandb.finish()
+
+
+#: Callbacks that replace those of the library.
+_OWN: dict[Any, Any] = {library.MLflowCallback: _MLflow, library.WandbCallback: _Wandb}
+
+
 def _active_run() -> Any:
     """Return the active MLflow run of this process; None without one, or without MLflow."""
     mlflow: Any = sys.modules.get("mlflow")
@@ -242,7 +285,7 @@ def _variables(defaults: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         for name in set(os.environ) - set(environment):
-            if name in defaults or name.startswith("MLFLOW_"):  # MLflow sets some, too
+            if name in defaults or name.startswith(("MLFLOW_", "WANDB_")):  # they set some, too
                 del os.environ[name]
         os.environ.update(environment)
 
@@ -255,9 +298,13 @@ def tracking(directory: Path) -> Iterator[Trackers]:
     variables = {
         "TENSORBOARD_LOGGING_DIR": str(directory / "tensorboard"),
         "TRACKIO_DIR": str(directory / "trackio"),
+        "WANDB_CACHE_DIR": str(directory / "wandb"),
+        "WANDB_DIR": str(directory),
         **_QUIET,
+        **_WANDB,
     }
     with tempfile.TemporaryDirectory() as links, _variables(variables):
+        os.environ["WANDB_LOG_MODEL"] = "false"  # models are sent by `push`
         requests = dict(_REQUESTS)
         if run_of_user is None:  # mlflow 3.17 refuses a directory
             # a path that a URL can have: SQLAlchemy 2.0 ends it at a `?`, 2.1 also decodes `%41`

@@ -38,7 +38,7 @@ _UNSUPPORTED = {
     "prediction_loss_only": "the report needs the outputs of all rows",
     "push_to_hub": "would send run.json with local paths; use `python -m finetune push RUN`",
     "trackio_bucket_id": "curves stay in the directory of the run",
-    "trackio_space_id": "curves stay in the directory of the run",
+    "trackio_space_id": "curves stay in the directory of the run, see TRACKIO_SPACE_ID",
     "trackio_static_space_id": "curves stay in the directory of the run",
 }
 #: Options of a push by ``Trainer``, which is refused; ``hub_token`` is kept out of all files.
@@ -65,7 +65,7 @@ _CHOICES = {
         "max-autotune-no-cudagraphs",
     ),
 }
-_TRACKERS = ("tensorboard", "trackio", "mlflow")  # extras of this distribution
+_TRACKERS = ("tensorboard", "trackio", "mlflow", "wandb")  # extras of this distribution
 
 
 def _refuse_unsupported(options: Options) -> Mistakes:
@@ -107,7 +107,7 @@ def _refuse_ineffective(options: Options) -> Mistakes:
         ("dataloader_prefetch_factor", has_workers, "--dataloader_num_workers 1 or more"),
         ("eval_steps", options.eval_strategy == "steps", "--eval_strategy steps"),
         ("fsdp_config", options.fsdp, "--fsdp"),
-        ("hub_strategy", False, "a push, and none is made in a training"),
+        ("hub_strategy", False, "a push: python -m finetune push RUN --repo NAME"),
         ("liger_kernel_config", options.use_liger_kernel, "--use_liger_kernel true"),
         ("logging_steps", options.logging_strategy == "steps", "--logging_strategy steps"),
         ("lr_scheduler_kwargs", has_kwargs, "another --lr_scheduler_type"),

@@ -11,7 +11,7 @@ from finetune.errors import counted
 from finetune.rules.options import Mistakes, Options
 
 #: With fewer steps a pretrained model is often undertrained: docs/decisions/too-few-steps.md.
-_MIN_STEPS = 50
+MIN_STEPS = 50
 #: Below it LoRA is undertrained: its best rate is about ten times that of full fine-tuning
 #: (Schulman et al., "LoRA Without Regret", 2025).
 _LOWEST_RATE_OF_ADAPTERS = 1e-4
@@ -92,14 +92,14 @@ def describe_weak_training(
             f"--learning_rate {arguments.learning_rate:g}: an adapter learns little below "
             f"{_LOWEST_RATE_OF_ADAPTERS:g}; try --learning_rate {rate:g}"
         )
-    if steps >= _MIN_STEPS or not is_text:
+    if steps >= MIN_STEPS or not is_text:
         return
-    flag = f"--max_steps {_MIN_STEPS} or more"
+    flag = f"--max_steps {MIN_STEPS} or more"
     if arguments.max_steps <= 0:
-        flag = f"--num_train_epochs {math.ceil(_MIN_STEPS * arguments.num_train_epochs / steps)}"
+        flag = f"--num_train_epochs {math.ceil(MIN_STEPS * arguments.num_train_epochs / steps)}"
     if arguments.max_minutes:
         flag = "more minutes"
     yield (
-        f"{counted(steps, 'optimizer step')}: with fewer than {_MIN_STEPS} a pretrained model "
+        f"{counted(steps, 'optimizer step')}: with fewer than {MIN_STEPS} a pretrained model "
         f"is often undertrained; try {flag}"
     )

@@ -529,6 +529,24 @@ def test_unset_rates_follow_rows_and_model(reviews: Path, bert: Path) -> None:
     assert schedule(text(), global_batch_size=2)[1] == 3
 
 
+@pytest.mark.contract("G5", "D2")
+def test_few_rows_make_small_steps(reviews: Path, bert: Path) -> None:
+    """A default step of 32 rows would leave an epoch of them without a step."""
+
+    def length(rows: int, **typed: Any) -> tuple[int, int]:
+        recipe = Text(dataset=str(reviews), model=str(bert), max_length=64, train_samples=rows)
+        typed |= dict(precision="fp32", disable_tqdm=True, output_dir="unused")
+        arguments = recipe.trainer(**typed).args
+        assert len(recipe.prepared["train"]) == rows
+        return arguments.global_batch_size, arguments.num_train_epochs
+
+    assert length(20) == (8, 25)  # two steps an epoch
+    assert length(90) == (8, 10)  # (100 + 5 * 2) * 8 / 90
+    assert length(96) == (32, 20)
+    assert length(90, global_batch_size=30) == (30, 20)
+    assert length(90, per_device_train_batch_size=32) == (32, 25)
+
+
 @pytest.mark.contract("G5")
 def test_the_rates_of_a_recipe_are_for_its_own_model(
     reviews: Path, bert: Path, pretrained_bert: Path
@@ -729,9 +747,9 @@ def test_a_finished_run_of_few_rows_takes_more_epochs(
     options: dict[str, Any] = dict(dataset=str(reviews), model=str(bert), max_length=64)
     options |= dict(output_dir=str(tmp_path / "run"), global_batch_size=64, precision="fp32")
     options |= dict(baseline=False, disable_tqdm=True)
-    assert finetune.train("text", **options).manifest.steps == 20 * 2
-    run = finetune.train("text", **options, resume=True, num_train_epochs=21)
-    assert (run.manifest.steps, run.manifest.best_step) == (21 * 2, None)
+    assert finetune.train("text", **options).manifest.steps == 25 * 2
+    run = finetune.train("text", **options, resume=True, num_train_epochs=26)
+    assert (run.manifest.steps, run.manifest.best_step) == (26 * 2, None)
 
 
 @pytest.mark.contract("G5")

@@ -21,7 +21,6 @@ import socket
 import subprocess
 import sys
 import termios
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -725,36 +724,6 @@ def test_a_mistake_in_a_recipe_file_is_one_message(case: str, cli: Cli, tmp_path
     for _ in range(2):
         finished = cli(tmp_path / "mine.py").refused("mine.py", *fragments)
         assert (finished.stdout, finished.stderr.count("error:")) == ("", 1)
-
-
-@pytest.mark.contract("A4")
-@pytest.mark.slow
-def test_an_installed_wheel_runs_outside_a_checkout(
-    command: Commands, tmp_path: Path, bert: Path, reviews: Path
-) -> None:
-    source, site = tmp_path / "source", tmp_path / "site"
-    source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "finetune", "recipes", "metrics"):
-        copy_path = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
-        copy_path(ROOT / name, source / name)
-    build = "from setuptools import build_meta; build_meta.build_wheel('..')"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([sys.executable, "-c", build], cwd=source, env=environment, check=True)
-    (wheel,) = tmp_path.glob("trainer_recipes-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
-    (info,) = site.glob("*.dist-info")
-    metadata = (info / "METADATA").read_text(encoding="utf-8").splitlines()
-    version = f"Version: {finetune.__version__}"
-    assert {"Name: trainer-recipes", version, "License-Expression: Apache-2.0"} <= {*metadata}
-    assert (info / "licenses" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-    options = flags(dataset=reviews, model=bert, max_steps=2, output_dir=tmp_path / "run")
-    where = "import finetune, recipes; print(finetune.__file__, recipes.__file__)"
-    env = {"PYTHONPATH": str(site)}
-    printed = command("-c", where, launcher="script", env=env).stdout.split()
-    assert [Path(path).parent.parent for path in printed] == [site, site]
-    command("text", *options, launcher="fresh", env=env).succeeded()
-    assert (tmp_path / "run" / "report.html").exists()
 
 
 # ---- options -------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import sqlite3
+import struct
+import sys
 import tempfile
 import threading
 from collections import defaultdict
@@ -26,7 +28,8 @@ Cli = Callable[..., Finished]
 Curves = dict[str, list[tuple[int, float]]]
 pytestmark = pytest.mark.contract("H4")
 LONGER = ("--num_train_epochs", "5")
-TRACKERS = ["tensorboard", "mlflow", "trackio"]
+NEEDS_WANDB = pytest.mark.skipif(not importlib.util.find_spec("wandb"), reason="needs wandb")
+TRACKERS = ["tensorboard", "mlflow", "trackio", pytest.param("wandb", marks=NEEDS_WANDB)]
 
 
 def usual(tag: str) -> str:
@@ -66,6 +69,36 @@ def in_trackio(run: Path) -> tuple[Curves, str]:
     return curves, config.decode().replace(":", ": ")
 
 
+def in_wandb(run: Path) -> tuple[Curves, str]:
+    """The file has a head of 7 bytes, and records in the blocks of LevelDB's log."""
+    from wandb.proto import wandb_internal_pb2
+
+    curves: Curves = defaultdict(list)
+    ids, parameters = set(), ""
+    for path in sorted(run.glob("wandb/offline-run-*/*.wandb")):
+        content, place, parts = path.read_bytes(), 7, b""
+        while place < len(content):
+            if (left := 32768 - place % 32768) < 7:
+                place += left
+                continue
+            _, size, kind = struct.unpack("<IHB", content[place : place + 7])
+            parts += content[place + 7 : place + 7 + size]
+            place += 7 + size
+            if kind in (2, 3):  # the first part of a record, one in the middle
+                continue
+            record = wandb_internal_pb2.Record.FromString(parts)
+            parts = b""
+            if record.HasField("run"):
+                ids.add((record.run.run_id, record.run.display_name))
+            parameters += "".join(f'"{i.key}": {i.value_json}' for i in record.config.update)
+            items = record.history.item
+            entry = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items}
+            for tag, value in entry.items():
+                curves[usual(tag)].append((entry["train/global_step"], value))
+    assert ids == {((run / "wandb-run").read_text(), run.name)}
+    return curves, parameters
+
+
 def assert_tracked(tracker: str, path: Path) -> None:
     """Compare what a tracker has with `run.json` and `metrics.json`."""
     run = finetune.Run.load(path)
@@ -82,7 +115,7 @@ def assert_tracked(tracker: str, path: Path) -> None:
     assert '"learning_rate": 0.003' in parameters
     files = [file for file in path.rglob("*") if tracker in str(file.relative_to(path))]
     tracked = b"".join(file.read_bytes() for file in files if file.is_file())
-    assert b"eval" in tracked
+    assert (b"eval" in tracked, b"hf_secret" in tracked) == (True, False)
     assert not [text for text in run.predictions["text"] if text.encode() in tracked]
 
 
@@ -93,7 +126,8 @@ def test_a_tracker_has_curves_parameters_and_test_scores(
     """A resumed training continues the curves; a second one in this process has its own files."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     words = ["text", *flags(**TRAINING, dataset=reviews, model=bert), "--no_baseline"]
-    words += ["--report_to", tracker, "--output_dir"]
+    words += ["--report_to", tracker, "--hub_token", "hf_secret", "--output_dir"]
+    monkeypatch.setattr(sys, "argv", ["finetune", *map(str, words)])  # which trackers record
     second = "a ?x=1 50%41 #1;é&+b"  # characters with a meaning in a URL
     for name, more in (("first", ()), (second, ()), (second, ("--resume", *LONGER))):
         result = cli(*words, tmp_path / name, *more)
@@ -103,7 +137,7 @@ def test_a_tracker_has_curves_parameters_and_test_scores(
     names = {path.name for path in tmp_path.iterdir() if not path.name.startswith("copy")}
     assert names <= {"cwd", "home", "first", second}
     homes = [tmp_path / "home", Path(os.environ["HF_HOME"])]
-    assert [path for home in homes for path in home.rglob("*trackio*")] == []
+    assert [path for home in homes for path in home.rglob(f"*{tracker}*")] == []
 
 
 def test_a_directory_and_an_mlflow_run_of_the_user(

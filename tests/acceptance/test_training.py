@@ -22,6 +22,7 @@ from unittest import mock
 
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 import torch
 import xxhash
@@ -41,7 +42,7 @@ from finetune import Run, TextRecipe
 from recipes.text import Text
 from tests.acceptance import data, native_loop
 from tests.acceptance.conftest import Commands, Finished, flags, once, record
-from tests.conftest import HANGS
+from tests.conftest import HANGS, ROOT
 from tests.jobs import free_port, rank_without_launcher, wait_until
 from tests.warm import Servers
 
@@ -1109,25 +1110,71 @@ def test_without_a_checkpoint_resume_starts_and_last_is_refused(
 @pytest.mark.contract("D5")
 @pytest.mark.parametrize(
     ("save", "step_before"),
-    [(1, 0), pytest.param(2, 3, marks=pytest.mark.slow)],  # ranks of torchrun: see below
+    [(2, 3), pytest.param(1, 0, marks=pytest.mark.slow)],  # ranks of torchrun: see below
 )
 def test_a_kill_between_the_files_of_a_checkpoint_costs_only_that_one(
     command: Commands, train: Train, whole: Callable[..., Path], faulty: dict[str, str],
     tmp_path: Path, save: int, step_before: int,
 ) -> None:  # fmt: skip
-    """The kill is after the weights and before the optimizer, and allows no cleanup."""
-    run, name = tmp_path / "run", f"checkpoint-{3 * save}"
-    words = [FAULTY, *flags(**faulty, output_dir=run)]
+    """The kill is after the weights and before the optimizer, and allows no cleanup. The run is
+    resumed from a copy in another place.
+    """
+    place, name = tmp_path / "run", f"checkpoint-{3 * save}"
+    words = [FAULTY, *flags(**faulty, output_dir=place)]
     killed = command(*words, env={"FAULT": f"save {save},SIGKILL"})
     assert killed.status == -signal.SIGKILL
-    assert checkpoints(run) == ["checkpoint-3", "checkpoint-6"][:save]
-    assert not (run / name / "checkpoint.json").exists()
+    assert checkpoints(place) == ["checkpoint-3", "checkpoint-6"][:save]
+    assert not (place / name / "checkpoint.json").exists()
+    run = tmp_path / "another machine" / "run"
+    shutil.copytree(place, run)
+    shutil.rmtree(place)
     resumed = train(run, "--resume").succeeded()
     assert f"damaged-{name}" in resumed.output
     if step_before:
         assert_resumed_from(step_before, resumed.output)
     assert_identical(run, whole())
     assert checkpoints(run) == checkpoints(whole())
+
+
+@pytest.mark.contract("D5", "D7")
+@pytest.mark.slow
+def test_a_job_continues_on_other_machines(
+    command: Commands, whole: Callable[..., Path], faulty: dict[str, str], tmp_path: Path
+) -> None:
+    """The first machine is killed while the training hangs, the second one gets SIGTERM."""
+    store = tmp_path / "store" / "run"
+    job = [ROOT / "examples/cloud_job.py", "--store", store, FAULTY, *flags(**faulty)]
+
+    def start(machine: str, fault: str) -> "subprocess.Popen[str]":
+        (tmp_path / machine).mkdir()
+        env = {"FAULT": fault, "PYTHONPATH": str(ROOT), "READY": str(tmp_path / "ready")}
+        return command.start(*job, launcher="script", cwd=tmp_path / machine, env=env)
+
+    def copies(process: "subprocess.Popen[str]", name: str) -> None:
+        assert process.stdout is not None
+        assert any(line.startswith(f"copied {name} to") for line in process.stdout)
+
+    killed = start("first", "step 5,SIGSTOP")
+    copies(killed, "checkpoint-3")
+    for process in (*psutil.Process(killed.pid).children(), killed):
+        process.kill()
+    killed.communicate()
+    shutil.rmtree(tmp_path / "first")
+    stopped = start("second", "step 5,wait")  # 8 of all
+    copies(stopped, "checkpoint-6")
+    stopped.terminate()
+    stopped.communicate()
+    assert stopped.returncode == 75
+    assert (store / "checkpoint-8" / "checkpoint.json").exists()
+    finished = start("third", "")
+    output = "".join(finished.communicate())
+    assert finished.returncode == 0, output
+    assert "resuming from runs/run/checkpoint-8, step 8 of" in output, output
+    run = tmp_path / "third" / "runs" / "run"
+    assert_identical(run, whole())
+    assert checkpoints(store) == checkpoints(run)
+    for name in ("model.safetensors", "run.json", "report.html", "checkpoint-12/checkpoint.json"):
+        assert (store / name).read_bytes() == (run / name).read_bytes()
 
 
 #: Place, signal or error, rank, and attempt.
