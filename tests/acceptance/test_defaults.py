@@ -730,7 +730,7 @@ def test_validation_rows_of_the_user_are_not_trained_on(
     assert not final_epochs(reviews, num_train_epochs=2)
     assert not final_epochs(reviews, max_steps=2)
     assert not final_epochs(reviews, load_best_model_at_end=True)
-    with pytest.raises(finetune.UserError, match="a trainer does not have them"):
+    with pytest.raises(finetune.UserError, match="final_epochs: a trainer does not have it"):
         final_epochs(reviews, final_epochs=2)
     frame = pd.read_csv(reviews)
     (tmp_path / "splits").mkdir()
