@@ -413,8 +413,8 @@ MUTATIONS = (
     Mutation(
         "pairs lose the end that --truncation keeps",
         "finetune/data/encoding.py",
-        'is_left = self.tokenizer.truncation_side == "left"',
-        'is_left = self.tokenizer.truncation_side == "right"',
+        'head = 0 if self.tokenizer.truncation_side == "left" else share',
+        'head = 0 if self.tokenizer.truncation_side == "right" else share',
         ("B1",),
     ),
     Mutation(

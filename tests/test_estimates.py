@@ -46,6 +46,18 @@ def test_results_do_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPatch
     assert mistakes.fit_temperature(3 * logits, labels) == pytest.approx(temperature, rel=1e-5)
 
 
+def test_equal_probabilities_are_ranked_as_scikit_learn_ranks_them() -> None:
+    logits, labels = logits_of(400, 12)
+    probabilities = softmax(logits.round().astype(np.float64), axis=1).round(2)
+    rows = ScoredRows(labels, list("abcdefghijkl"), Probabilities(probabilities))
+    for count in (1, 2, 5, 11):
+        expected = sk.top_k_accuracy_score(labels, probabilities, k=count, labels=np.arange(12))
+        assert (rows.summary.rank < count).mean() == pytest.approx(expected)
+    metric = METRICS["classes", "top_5_accuracy"]
+    value = metrics.estimate(rows, {"top": metric})["top"]["value"]
+    assert value == sk.top_k_accuracy_score(labels, probabilities, k=5, labels=np.arange(12))
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_areas_without_a_group_are_those_of_scikit_learn(place: int) -> None:
     logits, labels = logits_of(150, 4)

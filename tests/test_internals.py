@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import transformers
 from datasets import Dataset
@@ -163,6 +164,16 @@ def selected_rows_are_read() -> None:
     (numbers, values), *_ = arrow.pieces(rows, "label")
     assert dict(zip(numbers.tolist(), values.to_pylist(), strict=True)) == {0: 4, 1: 1, 2: 5}
     assert len(set(digests.hash_rows(rows, "text"))) == 3
+
+
+def test_selected_texts_have_offsets_of_64_bits() -> None:
+    """Or more than 2 GB of text, in several chunks, could not be selected from."""
+    table = {"text": list("abc"), "texts": [["a", "b"], ["c", "d"], ["e", "f"]]}
+    rows = Dataset.from_dict(table).select(np.array([2, 0]))
+    texts, parts = (arrow.column(rows, name) for name in table)
+    assert (texts.type, texts.to_pylist()) == (pa.large_string(), ["c", "a"])
+    assert parts.type.value_type == pa.large_string()
+    assert parts.to_pylist() == [["e", "f"], ["a", "b"]]
 
 
 def rows_are_mapped_without_progress() -> None:

@@ -14,7 +14,7 @@ from finetune.training.steps import GlobalLoss
 ROWS, CLASSES = 12, 5
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 SINGLE_LABEL = (losses.cross_entropy, losses.focal, losses.soft_labels)
-ALL = (*SINGLE_LABEL, losses.binary_cross_entropy, losses.binary_focal)
+ALL = (*SINGLE_LABEL, losses.binary_cross_entropy, losses.binary_focal, losses.huber)
 
 
 def batch(loss: Loss) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,6 +1,7 @@
 """The server as a process, its queue, its page in a browser, and its load (slow)."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -98,6 +99,25 @@ def test_a_signal_ends_it_once_all_requests_are_answered(
             assert (status, len(result["predictions"])) == (200, 20)
     assert process.wait(10) == -signal.SIGTERM
     assert (tmp_path / "stderr").read_text() == ""
+
+
+@pytest.mark.processes
+def test_a_second_ctrl_c_ends_it_quietly(export: Path, serve: Serve, tmp_path: Path) -> None:
+    """It does not wait for the requests that are computed, and shows no traceback."""
+    address, process = serve(export, "--port", 0)
+    body = {"texts": [TEXT * 280] * 20}
+    with ThreadPoolExecutor(12) as pool:
+        answers = [pool.submit(predict, address, body) for _ in range(12)]
+        while b"waiting_rows 0.0" in urllib.request.urlopen(f"{address}/metrics").read():
+            assert not [answer.result() for answer in answers if answer.done()]
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(urllib.error.URLError, ConnectionError):  # once it is handled
+            while urllib.request.urlopen(f"{address}/health"):
+                pass
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert any(answer.exception() for answer in answers)
+    assert (tmp_path / "stderr").read_text() == "interrupted\n"
 
 
 @pytest.mark.processes

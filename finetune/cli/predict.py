@@ -20,7 +20,8 @@ _FLAGS = {
     "predicted (default: standard output, as .csv, .tsv or .jsonl like INPUT)",
     "--resume": "resume an interrupted prediction",
     "--all_probabilities": "add the probability of every class",
-    "--calibrated": "divide the logits by the temperature that was fitted on the validation rows",
+    "--calibrated": "divide the logits by the temperature that was fitted on the validation rows; "
+    "the report of the run shows what it changes on the test rows",
     "--csv_safe": "in .csv and .tsv files, put an apostrophe before texts that a spreadsheet would "
     "run as formulas (they begin with = + - @, a tab or a line break)",
     "--precision fp32|bf16": "precision of the computation (default: bf16 for text classification "

@@ -292,12 +292,11 @@ def push(words: Sequence[str]) -> int:
     if not typed.repo:
         raise UserError("push: expected --repo NAME, e.g. --repo yelp")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # read when huggingface_hub is imported
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from finetune.exporting.push import push as push_run
     from finetune.reporting import tables
 
-    pushed = push_run(typed.run, typed.repo, public=typed.public, dry_run=not typed.yes)
+    options = {"public": typed.public, "dry_run": not typed.yes}
+    pushed = push_run(typed.run, typed.repo, **options, progress_bar=sys.stderr.isatty())
     outcome = "nothing was sent; to send the files, type it again with --yes"
     if typed.yes:
         outcome = pushed.url or "the repository has these files already: no commit"

@@ -54,11 +54,18 @@ def _supported_type(kind: pa.DataType) -> pa.DataType:
 
 
 def column(rows: Dataset, name: str) -> pa.ChunkedArray:
-    """Return a whole column; use :func:`pieces` for long texts."""
+    """Return a whole column; use :func:`pieces` for long texts. Those of selected rows have 64-bit
+    offsets: pyarrow (26) joins all chunks to select from them, and fails above 2 GB of text.
+    """
     rows, places = internals.stored_rows(rows, name)
     stored: pa.ChunkedArray = rows.data.column(name)
     if places is None:
         return stored
+    kind = stored.type
+    if pa.types.is_string(kind):
+        stored = stored.cast(pa.large_string())
+    elif pa.types.is_list(kind) and pa.types.is_string(kind.value_type):
+        stored = stored.cast(pa.list_(pa.large_string()))
     return stored.take(pa.array(places))
 
 

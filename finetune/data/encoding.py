@@ -25,6 +25,9 @@ Tokenizer = Any  # a ``PreTrainedTokenizerBase``, or that of an export, which ha
 #: The input of the model in a row: a text, or its parts.
 Read = str | Sequence[str]
 Columns = dict[str, list[int]]  # a tokenized row: ``input_ids``, ``attention_mask`` and so on
+#: The tokens of ``head_tail`` from the start of a text, among those that the model reads: 128 of
+#: 510 (Sun et al., How to Fine-Tune BERT for Text Classification?, 2019).
+_HEAD_SHARE = 128 / 510
 #: Texts per call of the tokenizer, which needs 100 times the bytes of the texts.
 _TEXTS_PER_CALL = 64
 #: The column of prepared rows with the number of the document in its split.
@@ -61,7 +64,7 @@ class Frame:
         starts = [n for n in range(len(ids)) if ids[n : n + size] == sample] if size else []
         if len(starts) != texts:
             name = type(tokenizer).__name__
-            hint = "use --long_texts cut and one --text_column"
+            hint = "use --long_texts cut, --truncation head or tail, and one --text_column"
             raise UserError(f"{name} changes tokens when it adds special tokens: {hint}")
         self._spans = [slice(start, start + size) for start in starts]  # where the texts are
 
@@ -83,6 +86,7 @@ class Encoder:
         tokenizer: The tokenizer of the model; its ``truncation_side`` applies.
         max_length: Longer rows are truncated to this many tokens, special tokens included.
         parts: The number of texts per row.
+        is_head_tail: Whether to keep the start and the end of a long text, not one of them.
 
     Raises:
         UserError: If ``max_length`` has no room for one token of each part.
@@ -91,6 +95,7 @@ class Encoder:
     tokenizer: Tokenizer
     max_length: int
     parts: int = 1
+    is_head_tail: bool = False
 
     def __post_init__(self) -> None:
         fewest = self.special_tokens + self.parts
@@ -101,7 +106,7 @@ class Encoder:
     def __call__(self, rows: Sequence[Read]) -> Mapping[str, list[Any]]:
         """Return the columns of the tokenized rows."""
         columns = self._columns(rows)
-        if self.parts == 1:
+        if self.parts == 1 and not self.is_head_tail:
             return dict(self.tokenizer(*columns, truncation=True, max_length=self.max_length))
         # a fast tokenizer would also return all combinations of the overflowing tokens of a pair
         return to_columns([self.frame.row(*self._cut(texts)) for texts in self._tokens(columns)])
@@ -168,8 +173,10 @@ class Encoder:
         for place, number in enumerate(sorted(range(len(parts)), key=lengths.__getitem__)):
             ids = parts[number]
             share = min(lengths[number], room // (len(parts) - place))
-            is_left = self.tokenizer.truncation_side == "left"
-            shortened[number] = ids[len(ids) - share :] if is_left else ids[:share]
+            head = 0 if self.tokenizer.truncation_side == "left" else share
+            if self.is_head_tail:
+                head = round(share * _HEAD_SHARE)
+            shortened[number] = ids[:head] + ids[len(ids) - share + head :]
             room -= share
         if self._is_pair:
             return shortened

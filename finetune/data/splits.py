@@ -155,7 +155,7 @@ def _read_texts(rows: Dataset, column: str, flag: str) -> pd.Series:
     values = arrow.column(rows, column)
     if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
         raise UserError(f"{flag}: expected texts, numbers or dates, found {values.type}")
-    texts: pd.Series = values.cast(pa.string()).to_pandas()
+    texts: pd.Series = values.cast(pa.large_string()).to_pandas()
     if isinstance(values.type, pa.JsonType):  # 1 and "1" are one group
         texts = texts.map(lambda text: str(json.loads(text)), na_action="ignore")
     texts = texts.where(texts.str.strip() != "")

@@ -92,6 +92,7 @@ def tokenize(
     encode = partial(_encode, encoder=encoder, targets=targets, windows=windows)
     cut = encoder.tokenizer.truncation_side if windows is None else f"windows {windows.shared}"
     facts = [Hasher.hash(encoder.tokenizer), encoder.max_length, cut, _VERSION]
+    facts.append(encoder.is_head_tail)
     content = fingerprint(dataset, "text")
     tokenized = DatasetDict()
     for split, rows in dataset.items():

@@ -209,9 +209,11 @@ def _quiet() -> Iterator[None]:
 
 
 def _write_tokenizer(source: Any, facts: Facts, path: Path) -> None:
-    """Write the tokenizer with truncation and padding, for users of ``tokenizers``."""
+    """Write the tokenizer with truncation and padding, for users of ``tokenizers``. It has no
+    truncation if it cannot shorten texts as the run does.
+    """
     tokenizer = Tokenizer.from_str(source.backend_tokenizer.to_str())
-    if facts.encoding["long_texts"] == "cut":
+    if facts.encoding["long_texts"] == "cut" and facts.encoding["truncation"] != "head_tail":
         side = "left" if facts.encoding["truncation"] == "tail" else "right"
         tokenizer.enable_truncation(facts.encoding["max_length"], direction=side)
     tokenizer.enable_padding(

@@ -1,5 +1,6 @@
 """Push a run to the Hub: model, tokenizer, card, metrics and export, in one commit."""
 
+import contextlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -64,7 +65,14 @@ class Push:
     url: str | None = None
 
 
-def push(run: Run | str | Path, repo: str, *, public: bool = False, dry_run: bool = False) -> Push:
+def push(
+    run: Run | str | Path,
+    repo: str,
+    *,
+    public: bool = False,
+    dry_run: bool = False,
+    progress_bar: bool = False,
+) -> Push:
     """Push a finished run to the Hub.
 
     Args:
@@ -72,6 +80,7 @@ def push(run: Run | str | Path, repo: str, *, public: bool = False, dry_run: boo
         repo: ``NAME`` or ``OWNER/NAME``.
         public: Whether the repository may be public.
         dry_run: Whether to send nothing.
+        progress_bar: Whether to show the progress bars of the library.
 
     Raises:
         UserError: If the run is not finished or has local paths in its card, or the Hub refuses.
@@ -91,7 +100,8 @@ def push(run: Run | str | Path, repo: str, *, public: bool = False, dry_run: boo
     if get_token() is None:
         raise UserError(f"{api.endpoint} needs a token: {_LOGIN}")
     try:
-        return _send(api, plan)
+        with contextlib.nullcontext() if progress_bar else hub.without_progress_bars():
+            return _send(api, plan)
     except (httpx.HTTPError, RuntimeError) as error:
         status = 0
         if isinstance(error, HfHubHTTPError):

@@ -68,7 +68,9 @@ class TextInference(Inference):
 
     def __init__(self, tokenizer: Any, facts: Facts, session: Session, min_tokens: int = 0) -> None:
         encoding = facts.encoding
-        self._encoder = Encoder(tokenizer, encoding["max_length"], len(encoding["columns"]))
+        is_head_tail = encoding["truncation"] == "head_tail"
+        columns = len(encoding["columns"])
+        self._encoder = Encoder(tokenizer, encoding["max_length"], columns, is_head_tail)
         self._encoding = encoding
         self._padding, self._min_tokens = facts.padding, min_tokens
         self._inputs = [name for name in facts.inputs if name in session.inputs]

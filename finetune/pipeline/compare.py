@@ -46,6 +46,7 @@ class Comparison:
     #: For each run but the first, a sentence: is it better? With several comparisons, the chance of
     #: any wrong "better" or "worse" is at most 5% (Holm, 1979).
     verdicts: list[str]
+    positive_label: str | None = None  # of the first run, if there are two classes
 
     def scores(self, names: Sequence[str]) -> Table:
         """Return a table of metrics: each run, and its difference to the first run."""
@@ -55,11 +56,8 @@ class Comparison:
             rows.append(score_row(name, metrics, names))
             title = f"difference to {self.names[0]}"
             rows.append(score_row(title, differences, names, signed=True))
-        return Table(
-            f"{counted(self.rows, 'test row')}, the same for all; 95% confidence intervals",
-            ["", *names],
-            rows,
-        )
+        caption = f"{counted(self.rows, 'test row')}, the same for all; 95% confidence intervals"
+        return Table(caption + tables.positive_class(self.positive_label), ["", *names], rows)
 
 
 def compare(
@@ -109,6 +107,7 @@ def compare(
         disagreements=np.argsort(-distance, kind="stable")[: np.count_nonzero(distance)],
         tables=frames,
         verdicts=_judge(names, differences, headline, tables.directions(first.manifest)),
+        positive_label=first.kind.positive_name,
     )
     if path is not None:
         _write_page(path, comparison, first.kind)
@@ -172,7 +171,7 @@ def metrics_of(run: Run, rows: Any) -> NamedMetrics:
     # looked up only if needed: the recipe may not be importable
     compute = functools.cache(lambda: run.compute_metrics)
     metrics = recipe_metrics(rows, scoring, lambda output: compute()(output))
-    return with_standard(run.kind.label_kind, metrics)
+    return with_standard(rows, metrics)
 
 
 def _p_value(gap: Mapping[str, float] | None) -> float:

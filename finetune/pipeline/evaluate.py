@@ -32,6 +32,8 @@ _UNSET = (
     *("dataset_revision", "dataset_config", "dataset_splits", "group_column", "time_column"),
     *("time_format", "relabel", "exclude", "csv_separator", "encoding", "sheet"),
 )
+#: The groups of options that an evaluation has from the run.
+_KEPT = ("training", "model", "adapters")
 
 
 @dataclass(frozen=True)
@@ -185,8 +187,12 @@ def _reading_options(
     run: Run, data: str, recipe: Recipe, reading: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the options of the recipe that other data is read with."""
-    defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
-    if unknown := [f"--{name}: not an option of this recipe" for name in reading.keys() - defaults]:
+    defaults = {}
+    for option in dataclasses.fields(recipe):
+        if option.metadata.get("group") not in _KEPT:
+            defaults[option.name] = option.default
+    reason = "not an option of this recipe for reading rows"
+    if unknown := [f"--{name}: {reason}" for name in reading.keys() - defaults]:
         raise UserError(*unknown)
     if isinstance(recipe, TextRecipe):
         text_columns = list(map(reading.get, ("text_column", "text_columns")))

@@ -19,7 +19,7 @@ from finetune.exporting.module import engine_session
 from finetune.pipeline.events import Advanced, Progress, ignore
 from finetune.predicting.model import predict_chunks
 from finetune.predicting.output import Parts, write_rows
-from finetune.predicting.request import STANDARD_INPUT, Request, parse_options
+from finetune.predicting.request import STANDARD_INPUT, Request, cells, parse_options
 from finetune.recipe.run import Run
 from finetune.runs.directory import PREDICTIONS
 from finetune.runs.records import Manifest
@@ -245,7 +245,12 @@ def _notes(request: Request) -> list[str]:
     notes = [*filter(None, [request.run.unfinished]), *request.file_facts]
     if renamed := [name for name in request.added if name.startswith("predicted ")]:
         notes.append(f"the input already has columns of these names: see {', '.join(renamed)}")
-    nulls = [request.rows.column(name).is_null().to_numpy() for name in request.columns_read]
+    nulls = []
+    for name in request.columns_read:
+        column = request.rows.column(name)
+        if column.type == pa.json_():
+            column = pa.array(cells(request.rows, name))  # of texts: NaN is none
+        nulls.append(column.is_null(nan_is_null=True).to_numpy(zero_copy_only=False))
     if missing := int(np.any(nulls, axis=0).sum()):
         rows = f"{counted(missing, 'row')} without a value in {' or '.join(request.columns_read)}"
         notes.append(f"{rows}: their predictions are empty")

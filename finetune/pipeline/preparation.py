@@ -1,6 +1,7 @@
 """Check options, data, directory and machines, and tokenize, before a model is loaded."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
@@ -86,6 +87,7 @@ def prepare(settings: Settings) -> Prepared:
     settings.report.raise_errors()
     for note in resumed.notes:
         activity.say(note)
+    typed = settings.training
     settings = _with_stored_schedule(settings, resumed)
     is_timed = settings.values.max_minutes is not None and bool(resumed.configuration)
     if is_timed:
@@ -98,6 +100,9 @@ def prepare(settings: Settings) -> Prepared:
     configuration = describe_configuration(settings)
     differences = resumed.refuse_changes(configuration, values.allow_changed)
     is_done = resumed.finished and not resumed.extended_by(configuration)
+    if is_timed and values.max_minutes != resumed.configuration["max_minutes"]:  # allowed
+        is_timed = is_done = False
+        settings = _with_length(settings, typed)
     if not is_done:
         resumed.require_state()
     if differences and not is_done and not settings.dry_run:
@@ -178,6 +183,16 @@ def with_epochs(settings: Settings, epochs: float) -> Settings:
     """Return the settings with another number of epochs, which ``max_steps`` does not override."""
     length = {"num_train_epochs": epochs, "max_steps": -1}
     return replace(settings, training=settings.training | length)
+
+
+def _with_length(settings: Settings, typed: Mapping[str, Any]) -> Settings:
+    """Return the settings with the number of epochs in ``typed``, if any."""
+    training = dict(settings.training)
+    for name in ("num_train_epochs", "max_steps"):
+        training.pop(name, None)
+        if name in typed:
+            training[name] = typed[name]
+    return replace(settings, training=training)
 
 
 def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:

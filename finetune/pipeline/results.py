@@ -76,6 +76,8 @@ def write(
         temperature = mistakes.fit_temperature(outputs, np.asarray(validation.label_ids))
     rows, recipe_metrics = assess(recipe, test._replace(predictions=stored))
     statistics = task.statistics(rows, recipe_metrics)
+    if statistics.calibration and temperature is not None:
+        statistics.calibration["temperature"] = mistakes.describe_temperature(rows, temperature)
     notes = statistics.notes
     labels = np.asarray(test.label_ids)
     data = BaselineData(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from transformers import PrinterCallback
 
+from finetune.errors import UserError
 from finetune.pipeline.preparation import Prepared, count_steps, with_epochs
 from finetune.recipe import defaults
 from finetune.runtime import activity, distributed
@@ -75,5 +76,7 @@ def fit_epochs(prepared: Prepared) -> Prepared:
     steps = count_steps(settings, recipe.prepared["train"])
     timed = f"by {_TIMED} steps an epoch takes {minutes_of_epoch:.3g} minutes without evaluations"
     activity.say(f"--max_minutes {minutes:g}: {timed}: --num_train_epochs {epochs:g}")
+    if steps <= (step := prepared.resumption.step):
+        raise UserError(f"--max_minutes {minutes:g} fits {steps:,} steps, {step:,} are trained")
     configuration = {**prepared.configuration, "num_train_epochs": epochs, "max_steps": -1}
     return replace(prepared, settings=settings, steps=steps, configuration=configuration)

@@ -378,7 +378,9 @@ class Recipe(RecipeOptions):
             loss_function=self.loss_function,
             thresholds=getattr(self, "thresholds", "none"),
             target_names=facts.label_columns if len(facts.label_columns) > 1 else (),
+            positive_label=self.positive_label,
         )
+        check_task(rule_options(self), task)
         origins = {name: name if name in source else "train" for name in ("test", "validation")}
         return Loaded(splits, task, copy.copy(facts), origins["test"], origins["validation"])
 
@@ -437,7 +439,6 @@ class Recipe(RecipeOptions):
 
         if (text := self.class_weights) == "none":
             return None
-        check_task(rule_options(self), self.kind)
         targets = self.targets("train")
         if getattr(self, "windows", None) is not None:  # each window has the target of its text
             targets = np.asarray(self.prepared["train"].with_format("numpy")["labels"][:])

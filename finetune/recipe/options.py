@@ -72,6 +72,10 @@ class RecipeOptions:
     relabel: str | None = _splits(None, "apply new_label of edited suspects.csv", "FILE,FILE")
     exclude: str | None = _splits(None, "leave out all rows listed in suspects.csv", "FILE,FILE")
 
+    positive_label: str | None = _training(
+        None, "of two classes the one that F1, precision, recall and curves are of (unset: second)"
+    )
+
     loss_function: str | None = _training(None, "loss of the task (unset: its default)")
     class_weights: str = _training("none", "none, balanced, or by name", "NAME=WEIGHT,NAME=WEIGHT")
     metrics: str | None = _training(
@@ -147,7 +151,9 @@ class TextOptions(ModelOptions):
     text_column: str = _text("text", "column of texts")
     text_columns: str | None = _text(None, "several columns, such as a pair of texts", "NAME,NAME")
     max_length: int = _text(512, "most tokens of a text or a window, special tokens included")
-    truncation: Literal["head", "tail"] = _text("head", "part of a long text to keep")
+    truncation: Literal["head", "tail", "head_tail"] = _text(
+        "head", "part of a long text to keep; head_tail: a quarter from its start, the rest its end"
+    )
     long_texts: Literal["cut", "windows"] = _text("cut", "truncate long texts, or pool windows")
     stride: int | None = _text(None, "tokens that windows share (unset: a quarter of max_length)")
     pooling: Literal["mean", "max"] = _text("mean", "logits of a text's windows: mean or maximum")

@@ -233,7 +233,8 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.data.encoding import Encoder
 
         parts = len(self.columns_read())
-        return Encoder(self.processing_class(), self.token_limit, parts)
+        is_head_tail = self.truncation == "head_tail"
+        return Encoder(self.processing_class(), self.token_limit, parts, is_head_tail)
 
     def encoding_facts(self) -> dict[str, Any]:
         """Return what decides how rows become tokens, as JSON, for use without this recipe.

@@ -72,6 +72,7 @@ class Run(RunDirectory):
 
         manifest = self.manifest
         facts = {"loss_function": manifest.options.get("loss_function") or ""}
+        facts["positive_label"] = manifest.options.get("positive_label")
         facts |= manifest.task_facts
         return kinds.KINDS[manifest.task](labels=list(manifest.labels), **facts)
 

@@ -37,7 +37,7 @@ _VARIANTS: dict[str, Mapping[str, Any]] = {
 }
 for _name in AVERAGED:
     _VARIANTS[_name] = {"average": "macro"}
-    for _average in ("macro", "micro", "weighted"):
+    for _average in ("macro", "micro", "weighted", "binary"):
         _VARIANTS[f"{_name}_{_average}"] = {MODULE: _name, "average": _average}
 
 
@@ -104,9 +104,14 @@ class Scoring:
         Raises:
             UserError: If a custom module fails, or does not return numbers.
         """
+        task = task or SingleLabel()
         scores: dict[str, float] = {}
         for name in self.arguments:
-            scores |= self._compute(name, task or SingleLabel(), prediction)
+            scores |= self._compute(name, task, prediction)
+        if metrics_beside := metrics.scores_beside(task.label_kind, len(task.labels)):
+            rows = task.scored(np.asarray(prediction.label_ids), np.asarray(prediction.predictions))
+            for name, metric in metrics_beside.items():
+                scores[name] = float(metric.function(rows)[0])
         return scores
 
     def names(self, task: Task[Any]) -> list[str]:
@@ -122,8 +127,9 @@ class Scoring:
         from transformers import EvalPrediction
 
         task.refuse_metrics(self.arguments)
+        names_beside = list(metrics.scores_beside(task.label_kind, len(task.labels)))
         if self.arguments == task.metrics:
-            return list(self.arguments)
+            return list(self.arguments) + names_beside
         load.cache_clear()  # in a notebook, a file may have been edited
         report = Findings()
         owners: dict[str, str] = {}
@@ -139,7 +145,7 @@ class Scoring:
                             "choose another name"
                         )
         report.raise_errors()
-        return list(owners)
+        return list(owners) + names_beside
 
     def _compute(self, name: str, task: Task[Any], prediction: EvalPrediction) -> dict[str, float]:
         """Return the scores of a metric by name; a single score is named after the metric."""
@@ -147,6 +153,8 @@ class Scoring:
         path = shipped().get(module) or Path(module)
         title = path_below_cwd(path) if is_path(module) else f"'{module}'"
         metric = load(module, task.metric_config)
+        if task.positive_name and _is_binary(module, options):
+            options = {"pos_label": task.labels.index(task.positive_name), **options}
         inputs = _inputs(metric, title, task, prediction)
         try:
             scores: Any = metric.compute(**inputs, **options)
@@ -158,6 +166,13 @@ class Scoring:
         if len(numbers) == 1 and not (is_path(module) and name == path.stem):
             return {name: float(numbers[0])}
         return {str(key): float(score) for key, score in scores.items()}
+
+
+def _is_binary(module: str, options: Mapping[str, Any]) -> bool:
+    """Return whether a metric is that of the positive class, if there are two classes."""
+    if module in AVERAGED:
+        return bool(options.get("average", "binary") == "binary")
+    return module == "average_precision"
 
 
 def _inputs(

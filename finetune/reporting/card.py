@@ -38,9 +38,11 @@ def write(run: Run) -> Path:
     """Write the model card of a finished run, or replace it, and return its path."""
     manifest = run.manifest
     arguments = manifest.arguments
-    rows, scores = 0, ""
+    rows, scores, positive = 0, "", None
     if manifest.not_scored is None:
-        rows, scores = run.statistics.rows, tables.scores(run).markdown()
+        statistics = run.statistics
+        rows, positive = statistics.rows, statistics.positive_label
+        scores = tables.scores(run).markdown()
     card = ModelCard.from_template(
         _metadata(run),
         template_path=str(_TEMPLATE),
@@ -48,6 +50,7 @@ def write(run: Run) -> Path:
         verdicts=tables.verdicts(run),
         rows=rows,
         scores=scores,
+        positive=positive,
         facts={"splits": "", **provenance(manifest), "data": _source(run)},
         fingerprint=manifest.data.fingerprint,
         hyperparameters=[(n, v) for n in _HYPERPARAMETERS if (v := arguments.get(n)) not in _UNSET],
@@ -110,8 +113,8 @@ def _source(run: Run) -> str:
 def _code(run: Run) -> str:
     """Return code that uses the model: ``pipeline()`` if it reads inputs as the training did."""
     options = run.manifest.options
-    has_windows = options.get("long_texts") == "windows"
-    if "model" not in options or has_windows or options.get("text_columns"):
+    is_cut = options.get("long_texts") != "windows" and options.get("truncation") != "head_tail"
+    if "model" not in options or not is_cut or options.get("text_columns"):
         return f'import finetune\n\nfinetune.predict_file("{run.path.name}", "new.csv", "out.csv")'
     kind, arguments = "image", ""
     if "max_length" in options:

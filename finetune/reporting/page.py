@@ -136,8 +136,14 @@ def _probability_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list
         f"{calibration['expected_calibration_error']:.3f}. A calibrated model stays below "
         f"{calibration['calibrated']:.3f} on 95 of 100 test sets of this size."
     )
-    if (temperature := run.manifest.temperature) not in (None, 1.0):
-        sentence += f" The temperature is {temperature:.2f} (predict --calibrated)."
+    scaling = calibration.get("temperature")  # a run of an earlier version has none
+    if scaling and scaling["temperature"] != 1:
+        before, after = scaling["before"], scaling["after"]
+        sentence += (
+            f" The temperature {scaling['temperature']:.2f} (predict --calibrated) changes it to "
+            f"{after['expected_calibration_error']:.3f}, and the log loss from "
+            f"{before['log_loss']:.4f} to {after['log_loss']:.4f}."
+        )
     return [sentence, [*curves, *plots.reliability(calibration)]]
 
 

@@ -141,7 +141,7 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Plot:
 
 
 def ranking(predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]]) -> list[Plot]:
-    """Plot ROC and precision-recall curves of the second class, if there are two classes.
+    """Plot ROC and precision-recall curves of the positive class, if there are two classes.
 
     With more classes, plot the one-vs-rest curves of those with the lowest areas under the curve,
     which are in ``classes``, the statistics of each class by name.
@@ -152,7 +152,7 @@ def ranking(predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]]) -> 
     has_enough = np.minimum(supports, len(predicted) - supports) >= _MIN_ROWS_OF_CLASS
     numbers = np.flatnonzero(has_enough).tolist()
     if len(names) == 2:  # either both have enough rows, or none
-        numbers = numbers[1:]
+        numbers = [number for number in numbers if number == predicted.positive]
     if not numbers:
         return []
     for area, measure in AREAS.items():

@@ -180,16 +180,20 @@ def scores(run: Run) -> Table:
         gaps = statistics.differences.get(baseline, {})
         rows.append(score_row(baseline, values, names))
         rows.append(score_row("difference to baseline", gaps, names, signed=True))
-    return Table(
-        f"Test set, {statistics.rows:,} rows, 95% confidence intervals", ["", *names], rows
-    )
+    caption = f"Test set, {statistics.rows:,} rows, 95% confidence intervals"
+    return Table(caption + positive_class(statistics.positive_label), ["", *names], rows)
+
+
+def positive_class(name: str | None) -> str:
+    """Return the end of a caption: the name of the positive class, if there are two classes."""
+    return "" if name is None else f"; positive class: {name}"
 
 
 def metrics(caption: str, statistics: Statistics, headline: Sequence[str] = ()) -> Table:
     """Return a table of all scores that are not in ``headline``, one per row."""
     values = statistics.metrics
     rows = [score_row(name, values, [name]) for name in values if name not in headline]
-    return Table(caption, ["", ""], rows)
+    return Table(caption + positive_class(statistics.positive_label), ["", ""], rows)
 
 
 def evaluation(result: Any) -> list[Table | str]:

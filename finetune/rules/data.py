@@ -33,8 +33,19 @@ def _refuse_windows_of_several_texts(options: Options) -> Mistakes:
         yield "--long_texts windows: needs a single --text_column, not --text_columns"
 
 
+def _refuse_head_tail(options: Options) -> Mistakes:
+    if options.truncation != "head_tail":
+        return
+    if options.text_columns or options.long_texts == "windows":
+        yield "--truncation head_tail: needs a single --text_column and --long_texts cut"
+    for name in ("prepare", "encoder"):
+        if name in options.overridden and "truncation" not in options.overridden:
+            yield f"--truncation head_tail: the recipe overrides {name}()"
+
+
 RULES = (
     _refuse_unread_dataset,
     _require_columns,
     _refuse_windows_of_several_texts,
+    _refuse_head_tail,
 )

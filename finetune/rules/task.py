@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from finetune.errors import counted
 from finetune.rules.options import Mistakes, Options
 
 
@@ -25,4 +26,17 @@ def _require_one_class(options: Options, task: Any) -> Mistakes:
         yield "--label_smoothing_factor needs one class a row"
 
 
-RULES = (_require_classes_to_weight, _require_one_class)
+def _require_two_classes(options: Options, task: Any) -> Mistakes:
+    name = options.positive_label
+    if name is None:
+        return
+    if task.positive_name is None:
+        yield (
+            f"--positive_label {name}: expected two classes, one for each row; found the task "
+            f"{task.name} with {counted(task.width, 'output')}"
+        )
+    elif name not in task.labels:
+        yield f"--positive_label {name}: expected {' or '.join(task.labels)}"
+
+
+RULES = (_require_classes_to_weight, _require_one_class, _require_two_classes)

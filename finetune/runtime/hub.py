@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +21,26 @@ from finetune.runtime import formats
 _SECONDS = 1.0
 #: Weight files of a cached model. They are downloaded last, so a model with them is complete.
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+@contextlib.contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Hide the progress bars of huggingface_hub in a block, unless they are hidden already."""
+    # public names, which mypy cannot read
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def names_repository(name: str | None) -> bool:

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import resource
+import signal
 import socket
 import warnings
 from collections.abc import Callable
@@ -48,6 +50,15 @@ class _Protocol(HttpToolsProtocol):
     def _stop_timer(self) -> None:
         if self.head_timer is not None:
             self.head_timer.cancel()
+
+
+class _Server(uvicorn.Server):
+    """Ends without tracebacks at a second Ctrl-C, which cancels the requests."""
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        super().handle_exit(sig, frame)
 
 
 def serve(
@@ -105,4 +116,4 @@ def serve(
     )
     name = f"[{host}]" if ":" in host else host
     ready(f"{model.engine}: http://{name}:{opened.getsockname()[1]}")
-    uvicorn.Server(config).run(sockets=[opened])
+    _Server(config).run(sockets=[opened])

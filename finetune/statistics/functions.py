@@ -14,9 +14,8 @@ import numpy as np
 import pandas as pd
 
 from finetune.statistics.estimates import Scale, replicate, replicate_mean
-from finetune.statistics.scored import PRECISION, ROC, Kind, NamedRows, ScoredLabels, ScoredRows
+from finetune.statistics.scored import PRECISION, ROC, Kind, ScoredLabels, ScoredRows
 
-PROPORTION = Scale(0.0, 1.0)  # a share of the rows; its interval needs no jackknife
 SHARE = Scale(0.0, 1.0)
 AGREEMENT = Scale(-1.0, 1.0)
 CORRELATION = Scale(-1.0, 1.0, np.arctanh, np.tanh)
@@ -37,12 +36,12 @@ def _mean(function: Function) -> Function:
 
 
 def _averaged(name: str, average: str) -> Function:
-    """Return precision, recall or F1 as a metric: ``binary``, of the second class; ``macro``,
+    """Return precision, recall or F1 as a metric: ``binary``, of the positive class; ``macro``,
     the mean over all labels, or over the classes that occur (one that only occurs in the group left
     out keeps its score); ``weighted`` by the rows of a class; ``micro``, over all entries.
     """
 
-    def function(rows: NamedRows) -> np.ndarray:
+    def function(rows: Any) -> np.ndarray:
         correct, true, predicted, *_ = rows.tallies
         denominator = {"precision": predicted, "recall": true, "f1": (true + predicted) / 2}[name]
         scores = _divide(correct, denominator)
@@ -50,7 +49,7 @@ def _averaged(name: str, average: str) -> Function:
         if average == "micro":
             scores = _divide(correct.sum(axis=1), denominator.sum(axis=1))
         elif average == "binary":
-            scores = scores[:, 1]
+            scores = scores[:, rows.positive]
         elif average == "weighted":
             scores = _divide((scores * true).sum(axis=1), true.sum(axis=1))
         elif rows.kind == "labels":
@@ -89,13 +88,14 @@ def _quadratic_kappa(rows: ScoredRows) -> np.ndarray:
 
 def _mean_area(curve: int) -> Function:
     """Return an area under a curve, :data:`ROC` or :data:`PRECISION`, as a metric: the mean over
-    the classes for which it is defined, or with two classes that of the second.
+    the classes for which it is defined, or with two classes that of the positive one.
     """
 
-    def function(rows: NamedRows) -> np.ndarray:
+    def function(rows: Any) -> np.ndarray:
         areas = rows.areas[curve]
-        first = int(rows.kind == "classes" and areas.shape[1] == 2)
-        defined = areas[:, first:][:, ~np.isnan(areas[0, first:])]
+        if rows.kind == "classes" and areas.shape[1] == 2:
+            areas = areas[:, [rows.positive]]
+        defined = areas[:, ~np.isnan(areas[0])]
         return defined.mean(axis=1) if defined.size else np.full(len(areas), np.nan)
 
     return function
@@ -114,6 +114,14 @@ def _log_losses(rows: ScoredLabels) -> np.ndarray:
         of_label = np.where(rows.labels[block], probabilities, 1 - probabilities)
         losses.append(-np.log(np.maximum(of_label, np.finfo(np.float64).eps)).mean(axis=1))
     return np.concatenate(losses)
+
+
+def _squared_errors(rows: ScoredLabels) -> np.ndarray:
+    """Return the squared error of the probabilities, averaged over the labels, ``(rows,)``."""
+    errors = []
+    for block, probabilities in rows.probabilities.row_blocks():
+        errors.append(np.square(probabilities - rows.labels[block]).mean(axis=1))
+    return np.concatenate(errors)
 
 
 def _over_targets(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Function:
@@ -165,38 +173,53 @@ class Metric:
     direction: int  # 1 if higher is better, -1 if lower is better
     scale: Scale  # its range and transformation for intervals
     function: Function
+    #: Of a share of the rows: whether each counts, bool, ``(rows,)``. It needs no jackknife.
+    hits: Function | None = None
+
+
+def _share(name: str, kind: Kind, hits: Function) -> Metric:
+    return Metric(name, kind, 1, SHARE, _mean(hits), hits)
 
 
 AVERAGED = ("precision", "recall", "f1")
 
 
-_accuracy = _mean(lambda rows: rows.is_correct)
+TOP = 5  # classes, of the accuracy beside that of the most probable one
+
+
+def _is_correct(rows: Any) -> np.ndarray:
+    return np.asarray(rows.is_correct)
+
+
 _log_loss = _mean(lambda r: -np.log(np.maximum(r.summary.of_label, np.finfo(np.float64).tiny)))
 _wrong_entries = _mean(lambda rows: (rows.labels != rows.decided).mean(axis=1))
 ROWS = (
-    Metric("accuracy", "classes", 1, PROPORTION, _accuracy),
+    _share("accuracy", "classes", _is_correct),
     *(
         Metric(f"{name}_{average}", "classes", 1, SHARE, _averaged(name, average))
         for name, average in product(AVERAGED, ("binary", "macro", "weighted"))
         if (name, average) != ("recall", "weighted")
     ),
     # with one class for each row, these equal the accuracy
-    *(Metric(f"{name}_micro", "classes", 1, PROPORTION, _accuracy) for name in AVERAGED),
-    Metric("recall_weighted", "classes", 1, PROPORTION, _accuracy),
+    *(_share(f"{name}_micro", "classes", _is_correct) for name in AVERAGED),
+    _share("recall_weighted", "classes", _is_correct),
+    _share(f"top_{TOP}_accuracy", "classes", lambda rows: rows.summary.rank < TOP),
     Metric("matthews_correlation", "classes", 1, AGREEMENT, _matthews_correlation),
     Metric("quadratic_kappa", "classes", 1, AGREEMENT, _quadratic_kappa),
     Metric("mean_absolute_error", "classes", -1, ERROR, _mean(lambda rows: rows.class_distance)),
     Metric("roc_auc", "classes", 1, SHARE, _mean_area(ROC)),
     Metric("average_precision", "classes", 1, SHARE, _mean_area(PRECISION)),
     Metric("log_loss", "classes", -1, ERROR, _log_loss),
+    Metric("brier_score", "classes", -1, ERROR, _mean(lambda rows: rows.summary.squared_error)),
     Metric("roc_area", "classes", 1, SHARE, _mean_area(ROC)),
     Metric("f1_micro", "labels", 1, SHARE, _averaged("f1", "micro")),
     Metric("f1_macro", "labels", 1, SHARE, _averaged("f1", "macro")),
     Metric("f1_samples", "labels", 1, SHARE, _mean(_f1_of_rows)),
-    Metric("subset_accuracy", "labels", 1, PROPORTION, _accuracy),
+    _share("subset_accuracy", "labels", _is_correct),
     Metric("average_precision", "labels", 1, SHARE, _mean_area(PRECISION)),
     Metric("hamming_loss", "labels", -1, SHARE, _wrong_entries),
     Metric("log_loss", "labels", -1, ERROR, _mean(_log_losses)),
+    Metric("brier_score", "labels", -1, ERROR, _mean(_squared_errors)),
     Metric("r2", "numbers", 1, EXPLAINED, _over_targets(_r2)),
     Metric("mae", "numbers", -1, ERROR, _errors(lambda error: abs(error).mean(axis=0))),
     Metric("rmse", "numbers", -1, ERROR, _errors(lambda error: np.sqrt((error**2).mean(axis=0)))),

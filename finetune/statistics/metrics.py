@@ -14,7 +14,7 @@ import numpy as np
 from finetune.data.labels import list_names
 from finetune.statistics import estimates
 from finetune.statistics.estimates import Estimate, share, shares
-from finetune.statistics.functions import AVERAGED, NUMBER, PROPORTION, ROWS, SHARE, Metric
+from finetune.statistics.functions import AVERAGED, NUMBER, ROWS, SHARE, TOP, Metric
 from finetune.statistics.scored import PRECISION, ROC, Kind, NamedRows
 
 if TYPE_CHECKING:
@@ -39,15 +39,19 @@ NamedMetrics = Mapping[str, Metric]
 METRICS: Mapping[tuple[str, str], Metric] = {(row.kind, row.name): row for row in ROWS}
 #: The metrics that are reported for every recipe.
 _STANDARD = {
-    "classes": ("log_loss", "roc_area"),
+    "classes": ("log_loss", "brier_score", "roc_area"),
     "labels": tuple(row.name for row in ROWS if row.kind == "labels"),
     "numbers": (),
 }
+#: Of two classes, the scores of the positive one.
+_BINARY = (*(f"{name}_binary" for name in AVERAGED), "average_precision")
+#: With more classes, every table of scores has the top-5 accuracy.
+_MAX_CLASSES_WITHOUT_TOP = 10
 #: Means over classes, which are unreliable if many classes are rare.
 _AREAS = ("roc_auc", "roc_area", "average_precision")
 _OVER_CLASSES = (*(f"{name}_macro" for name in AVERAGED), *_AREAS)
 #: 1 if higher is better, -1 if lower is better, by the name of a score.
-DIRECTIONS = {row.name: row.direction for row in ROWS if not row.name.endswith("_binary")}
+DIRECTIONS = {row.name: row.direction for row in ROWS}
 for _name in AVERAGED:
     DIRECTIONS |= {_name: 1, f"{_name}_samples": 1}
 
@@ -84,7 +88,10 @@ def recipe_metrics(rows: Any, scoring: MetricArguments, compute: Compute) -> dic
         compute: The ``compute_metrics`` of the recipe.
     """
     metrics = find_metrics(rows.kind, scoring)
-    if not scoring or len(metrics) < len(scoring):
+    is_custom = not scoring or len(metrics) < len(scoring)
+    if scoring:
+        metrics |= scores_beside(rows.kind, len(rows.names))
+    if is_custom:
         replicates = functools.cache(functools.partial(_replicate_custom, compute))
         for name in replicates(rows):
             function = functools.partial(lambda key, rows: replicates(rows).get(key, _NAN), name)
@@ -118,20 +125,33 @@ def _replicate_custom(compute: Compute, rows: Any) -> dict[str, np.ndarray]:
     return dict(zip(names, values.T, strict=True))
 
 
-def with_standard(kind: Kind, metrics: NamedMetrics) -> dict[str, Metric]:
+def scores_beside(kind: Kind, classes: int) -> dict[str, Metric]:
+    """Return the metrics that are computed beside those of ``--metrics``."""
+    if kind == "classes" and classes > _MAX_CLASSES_WITHOUT_TOP:
+        name = f"top_{TOP}_accuracy"
+        return {name: METRICS[kind, name]}
+    return {}
+
+
+def with_standard(rows: Any, metrics: NamedMetrics) -> dict[str, Metric]:
     """Return ``metrics`` and the metrics that are reported for every recipe."""
-    standard = {name: METRICS[kind, name] for name in _STANDARD[kind] if name not in metrics}
-    return {**metrics, **standard}
+    standard = dict(metrics)
+    names = _STANDARD[rows.kind]
+    if rows.kind == "classes" and len(rows.names) == 2:
+        names += _BINARY
+    for name in (*names, *scores_beside(rows.kind, len(rows.names))):
+        standard.setdefault(name, METRICS[rows.kind, name])
+    return standard
 
 
 def estimate(rows: Any, metrics: NamedMetrics) -> dict[str, dict[str, float]]:
     """Return the estimate of each metric as ``{"value": ..., "low": ..., "high": ...}``."""
     scores = {}
     for name, metric in metrics.items():
-        if metric.scale is PROPORTION:
-            score = share(int(rows.is_correct.sum()), len(rows))
+        if metric.hits:
+            score = share(int(metric.hits(rows).sum()), len(rows))
         elif metric.name.endswith("_binary"):
-            score = _score_classes(rows)[metric.name.removesuffix("_binary")][1]
+            score = _score_classes(rows)[metric.name.removesuffix("_binary")][rows.positive]
         else:
             limit = max_effective_rows(rows, metric)
             score = estimates.estimate(metric.function(rows), metric.scale, limit)
@@ -186,8 +206,8 @@ def estimate_difference(
     """
     gaps = {}
     for name, metric in metrics.items():
-        if metric.scale is PROPORTION:
-            gaps[name] = estimates.newcombe(first.is_correct, second.is_correct)
+        if metric.hits:
+            gaps[name] = estimates.newcombe(metric.hits(first), metric.hits(second))
             continue
         before, after = metric.function(first), metric.function(second)
         if not has_interval(first, metric):

@@ -4,7 +4,7 @@ the calibration of probabilities, and fit temperature and thresholds on validati
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import chdtri, expit, log_softmax
 
 from finetune.statistics.estimates import Estimate, share
+from finetune.statistics.metrics import METRICS
 from finetune.statistics.scored import ScoredLabels, ScoredRows, slices
 
 _BINS = 15  # of the calibration
@@ -121,6 +122,19 @@ def describe_calibration(rows: ScoredRows) -> dict[str, Any]:
         "calibrated": float(np.quantile(gaps_by_chance, 0.95)) / len(rows),
         "bins": bins.to_dict("records"),
     }
+
+
+def describe_temperature(rows: ScoredRows, temperature: float) -> dict[str, Any]:
+    """Return what dividing the logits of test rows by a temperature changes: the expected
+    calibration error and the log loss, in nats, ``before`` and ``after``.
+    """
+    probabilities = replace(rows.probabilities, temperature=temperature)
+    scores = {}
+    for name, scored in (("before", rows), ("after", replace(rows, probabilities=probabilities))):
+        error = describe_calibration(scored)["expected_calibration_error"]
+        log_loss = float(METRICS["classes", "log_loss"].function(scored)[0])
+        scores[name] = {"expected_calibration_error": error, "log_loss": log_loss}
+    return {"temperature": temperature, **scores}
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:

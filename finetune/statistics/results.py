@@ -19,7 +19,8 @@ class Statistics:
     differences: dict[str, dict[str, Any]] = field(default_factory=dict)
     classes: dict[str, Any] | None = None  # precision, recall, F1, areas and support of each
     confusion: list[list[int]] | None = None  # counts, true by predicted; up to 200 classes
-    calibration: dict[str, Any] | None = None  # error and bins
+    calibration: dict[str, Any] | None = None  # error, bins, and what the temperature changes
+    positive_label: str | None = None  # of two classes, see ``--positive_label``
     targets: dict[str, Any] | None = None  # of several numbers: the metrics of each
     thresholds: dict[str, float] | None = None  # by label, fitted on validation rows and folded in
     notes: list[str] = field(default_factory=list)  # what was bounded, left out or went wrong

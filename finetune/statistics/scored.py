@@ -6,7 +6,7 @@ take 400 MB as float32, and their softmax as float64 would take 800 MB.
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -37,10 +37,11 @@ class Probabilities:
 
     values: np.ndarray  # logits, maybe memory-mapped, or probabilities; shape (rows, classes)
     function: Literal["softmax", "sigmoid"] | None = None  # None if the values are probabilities
+    temperature: float = 1.0  # divides logits
 
     def rows(self, indices: slice | np.ndarray = slice(None)) -> np.ndarray:
         """Return the probabilities of some rows, shape ``(rows, classes)``, float64."""
-        block = self.values[indices].astype(np.float64)
+        block = self._scaled(indices)
         if self.function == "softmax":
             return np.asarray(softmax(block, axis=1))
         if self.function == "sigmoid":
@@ -49,7 +50,7 @@ class Probabilities:
 
     def column(self, index: int) -> np.ndarray:
         """Return the probabilities of one class, shape ``(rows,)``, float64."""
-        values = self.values[:, index].astype(np.float64)
+        values = self._scaled((slice(None), index))
         if self.function == "softmax":
             return np.asarray(np.exp(values - self._log_totals))
         if self.function == "sigmoid":
@@ -61,9 +62,12 @@ class Probabilities:
         for indices in slices(*self.values.shape):
             yield indices, self.rows(indices)
 
+    def _scaled(self, indices: Any) -> np.ndarray:
+        return np.asarray(self.values[indices].astype(np.float64) / self.temperature)
+
     @functools.cached_property
     def _log_totals(self) -> np.ndarray:
-        blocks = (self.values[indices].astype(np.float64) for indices in slices(*self.values.shape))
+        blocks = map(self._scaled, slices(*self.values.shape))
         return np.concatenate([logsumexp(block, axis=1) for block in blocks])
 
 
@@ -89,6 +93,8 @@ class Summary(NamedTuple):
     classes: np.ndarray  # the most probable class
     confidence: np.ndarray  # the probability of that class
     of_label: np.ndarray  # the probability of the true class
+    rank: np.ndarray  # how many classes are more probable; of equal ones the last is first
+    squared_error: np.ndarray  # of the probabilities, summed over the classes; of two the mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +146,7 @@ class NamedRows(Scored):
 class ScoredRows(NamedRows):
     """Rows with one class each; ``labels`` are class ids, shape ``(rows,)``."""
 
+    positive: int = 1  # the positive class, if there are two
     kind: ClassVar[Kind] = "classes"
 
     @functools.cached_property
@@ -148,7 +155,14 @@ class ScoredRows(NamedRows):
         parts = []
         for indices, block in self.probabilities.row_blocks():
             rows, classes = np.arange(len(block)), block.argmax(axis=1)
-            parts.append((classes, block[rows, classes], block[rows, self.labels[indices]]))
+            labels = self.labels[indices]
+            confidence, of_label = block[rows, classes], block[rows, labels]
+            # scikit-learn's order of equal probabilities, in top_k_accuracy_score
+            is_later = np.arange(block.shape[1]) > labels[:, None]
+            is_above = (block > of_label[:, None]) | (is_later & (block == of_label[:, None]))
+            block[rows, labels] -= 1
+            squares = np.square(block).sum(axis=1) / (2 if block.shape[1] == 2 else 1)
+            parts.append((classes, confidence, of_label, is_above.sum(axis=1), squares))
         return Summary(*map(np.concatenate, zip(*parts, strict=True)))
 
     @property
@@ -218,6 +232,7 @@ class ScoredNumbers(Scored):
 
     values: np.ndarray
     kind: ClassVar[Kind] = "numbers"
+    names: ClassVar[Sequence[str]] = ()
 
     @property
     def targets(self) -> np.ndarray:

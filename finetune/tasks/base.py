@@ -64,6 +64,7 @@ class Task(ABC, Generic[S]):
     labels: list[str] = field(default_factory=list)
     loss_function: str = ""  # a key of ``losses``; empty for the first
     thresholds: str = "none"  # that :meth:`fit` fits
+    positive_label: str | None = None  # of two classes; None for the second
 
     def __post_init__(self) -> None:
         if self.loss_function and self.loss_function not in self.losses:
@@ -81,6 +82,13 @@ class Task(ABC, Generic[S]):
     def facts(self) -> dict[str, Any]:
         """The JSON arguments that, with :attr:`labels`, create the task of a run again."""
         return {}
+
+    @property
+    def positive_name(self) -> str | None:
+        """The positive class of two classes, which binary scores and curves are of."""
+        if not self.has_one_class or len(self.labels) != 2:
+            return None
+        return self.positive_label or self.labels[1]
 
     @property
     def width(self) -> int:
@@ -172,6 +180,8 @@ class Task(ABC, Generic[S]):
         """Return the line of the start block about the labels of the training rows."""
         texts = self.describe_balance(self.targets(labels))
         listed = list_first(texts, _MAX_LISTED)
+        if self.positive_name:
+            listed += f"; positive: {self.positive_name} (--positive_label)"
         return f"{len(texts)}: {listed}" if self.labels else listed
 
     def fit(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
@@ -243,7 +253,7 @@ class Task(ABC, Generic[S]):
             rows: Labels and outputs of the model.
             recipe_metrics: The metrics of the recipe.
         """
-        scores = metrics.estimate(rows, metrics.with_standard(self.label_kind, recipe_metrics))
+        scores = metrics.estimate(rows, metrics.with_standard(rows, recipe_metrics))
         notes = metrics.describe_gaps(rows, recipe_metrics, scores)
         return Statistics(rows=len(rows), metrics=scores, notes=notes)
 

@@ -75,12 +75,18 @@ class SingleLabel(Task[ScoredRows]):
         predicted = np.concatenate([classes, np.roll(classes, 1)])  # correct, then wrong
         return 4 * np.eye(len(classes), dtype=np.float32)[predicted], np.tile(classes, 2)
 
+    @property
+    def positive(self) -> int:
+        """The id of the positive class, if there are two."""
+        return self.labels.index(self.positive_name) if self.positive_name else 1
+
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> ScoredRows:
-        return ScoredRows(labels, self.labels, Probabilities(outputs, "softmax"))
+        return ScoredRows(labels, self.labels, Probabilities(outputs, "softmax"), self.positive)
 
     def scored_in(self, table: pd.DataFrame) -> ScoredRows:
         numbers = pd.Index(self.labels).get_indexer(pd.Index(table[LABEL]))
-        return ScoredRows(numbers, self.labels, _probabilities_in(table, self.labels))
+        probabilities = _probabilities_in(table, self.labels)
+        return ScoredRows(numbers, self.labels, probabilities, self.positive)
 
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
         rows = self.scored(labels, outputs)
@@ -102,6 +108,7 @@ class SingleLabel(Task[ScoredRows]):
             classes=metrics.describe_classes(rows),
             confusion=rows.confusion.tolist() if has_confusion else None,
             calibration=mistakes.describe_calibration(rows),
+            positive_label=self.positive_name,
         )
 
     def baselines(self, data: BaselineData) -> Baselines:

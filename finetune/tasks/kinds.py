@@ -42,6 +42,7 @@ def of_rows(
     loss_function: str | None = None,
     thresholds: str = "one",
     target_names: Sequence[str] = (),
+    positive_label: str | None = None,
 ) -> Task[Any]:
     """Return the task of raw rows, which follows from the feature of their column ``label``.
 
@@ -56,7 +57,8 @@ def of_rows(
         return MultiLabel(labels=names, loss_function=loss, thresholds=thresholds)
     if not names:
         return Regression.of(rows, target_names, loss)
-    return (Ordinal if ordered else SingleLabel)(labels=names, loss_function=loss)
+    kind = Ordinal if ordered else SingleLabel
+    return kind(labels=names, loss_function=loss, positive_label=positive_label)
 
 
 def in_order(rows: Dataset, ordered_names: Sequence[str]) -> bool:

@@ -82,6 +82,15 @@ def binary_cross_entropy(
 binary_focal = functools.partial(binary_cross_entropy, is_focal=True)
 
 
+def huber(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the Huber loss with delta 1, averaged over the targets: half the squared error up to
+    1, above it the absolute error minus one half. A regression has targets in standard deviations.
+    """
+    from torch.nn.functional import huber_loss
+
+    return huber_loss(outputs, targets, reduction="none").mean(dim=-1)
+
+
 def _focused(losses: torch.Tensor) -> torch.Tensor:
     """Return cross-entropies, ``-log(p)``, times ``(1 - p) ** 2``."""
     import torch

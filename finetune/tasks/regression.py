@@ -17,6 +17,7 @@ from finetune.statistics.linear import Linear
 from finetune.statistics.metrics import NamedMetrics
 from finetune.statistics.results import Statistics
 from finetune.statistics.scored import ScoredNumbers
+from finetune.tasks import losses
 from finetune.tasks.base import Columns, Task, Tell
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Regression(Task[ScoredNumbers]):
     losses = {  # means over the targets
         "mse": lambda outputs, targets: ((outputs - targets) ** 2).mean(dim=-1),
         "mae": lambda outputs, targets: (outputs - targets).abs().mean(dim=-1),
+        "huber": losses.huber,
     }
 
     #: Mean and standard deviation of each target over the training rows. Both are empty if unknown

@@ -32,7 +32,11 @@ class AveragePrecision(evaluate.Metric):
         )
 
     def _compute(
-        self, prediction_scores: np.ndarray, references: np.ndarray, average: str | None = "macro"
+        self,
+        prediction_scores: np.ndarray,
+        references: np.ndarray,
+        average: str | None = "macro",
+        pos_label: int = 1,
     ) -> dict[str, float | list[float]]:
         """Compute the average precision.
 
@@ -42,8 +46,9 @@ class AveragePrecision(evaluate.Metric):
             references: True class ids, shape `(n_examples,)`; as `multilabel` 0 and 1 per label,
                 shape `(n_examples, n_classes)`.
             average: "macro" for the mean over the classes, one against the rest; for two, the
-                score of the second. None for a list of scores. A class that no example or every
+                score of `pos_label`. None for a list of scores. A class that no example or every
                 example has is NaN in the list, and is left out of the mean.
+            pos_label: The positive class of two.
 
         Returns:
             `{"average_precision": score}`: a float, NaN without any score; or `n_classes` floats
@@ -71,6 +76,7 @@ class AveragePrecision(evaluate.Metric):
         ]
         if average is None:
             return {"average_precision": per_class}
-        is_binary = np.ndim(references) == 1 and len(per_class) == 2
-        defined = [value for value in per_class[is_binary:] if not np.isnan(value)]
+        if np.ndim(references) == 1 and len(per_class) == 2:
+            per_class = [per_class[pos_label]]
+        defined = [value for value in per_class if not np.isnan(value)]
         return {"average_precision": float(np.mean(defined)) if defined else float("nan")}

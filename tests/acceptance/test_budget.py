@@ -175,6 +175,25 @@ def test_a_resumed_training_keeps_the_epochs_of_its_minutes(
     assert run.manifest.steps_before == 2
 
 
+@pytest.mark.contract("G4", "D6")
+def test_other_minutes_are_other_epochs(train: Train, cli: Cli, tmp_path: Path) -> None:
+    """Only if they are allowed: refused by name, and with fewer steps than are trained."""
+    stopped = train(tmp_path / "run", "--max_minutes", MINUTES, fault="end of step 2,SIGTERM")
+    again = [word for word in typed_again(stopped) if word != "--max_minutes"]
+    again.remove(str(MINUTES))
+    cli(*again, "--max_minutes", 9 * MINUTES).refused("--allow_changed max_minutes\n")
+    again += ["--allow_changed", "max_minutes", "--max_minutes"]
+    cli(*again, MINUTES / 100).refused("fits 1 steps, 2 are trained")
+    resumed = cli(*again, 9 * MINUTES).succeeded()
+    ((minutes, epochs),) = TIMED.findall(resumed.stdout)
+    assert float(epochs) == pytest.approx(9 * MINUTES / float(minutes), rel=0.006)
+    run = Run.load(tmp_path / "run")
+    assert run.manifest.arguments["num_train_epochs"] == pytest.approx(float(epochs), rel=1e-5)
+    assert (run.manifest.status, run.manifest.steps_before) == ("finished", 2)
+    assert run.manifest.steps == math.ceil(9 * run.manifest.arguments["num_train_epochs"])
+    assert "max_minutes" in run.manifest.resumed[0]["differences"]
+
+
 @pytest.mark.contract("G4")
 def test_two_processes_have_the_same_steps_in_the_minutes(jobs: Callable[[int], Path]) -> None:
     """Each process writes the steps that it trains, the timed ones too."""

@@ -96,6 +96,7 @@ def write_parts(path: Path) -> Path:
         {"text_columns": "text,second"},
         {"text_columns": "text,second,third"},
         {"text_column": "second", "truncation": "tail"},
+        {"text_column": "second", "truncation": "head_tail"},
         {"text_column": "second", "long_texts": "windows", "pooling": "max", "stride": 5},
     ],
     ids=lambda options: " ".join(options.values() if len(options) == 1 else list(options)[1:2]),
@@ -112,6 +113,11 @@ def test_texts_become_the_same_tokens(options: Any, bert: Path, tmp_path: Path) 
         rows = [*frame[names].itertuples(index=False, name=None)]
         rows += [(text, text, text)[: len(names)] for text in ODD]
     answers = assert_same_answers(run, rows)
+    card = (run.path / "README.md").read_text(encoding="utf-8")
+    assert ("pipeline(" in card) is (options.get("truncation") == "tail")
+    tokenizer = json.loads((tmp_path / "run-export" / "tokenizer.json").read_text(encoding="utf-8"))
+    is_whole = options.get("truncation") == "head_tail" or "long_texts" in options
+    assert (tokenizer["truncation"] is None) is is_whole
     if len(names) > 1:
         predictor = finetune.Predictor(tmp_path / "run-export")
         assert predictor.columns == len(names)

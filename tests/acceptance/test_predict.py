@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from scipy import stats
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
 from sklearn import metrics as sklearn_metrics
@@ -392,6 +393,8 @@ def test_columns_of_the_input_are_never_replaced(
         ("in.csv", "n,text\n1,great food\n2,\n3,awful food\n", [1]),
         ("in.csv", 'text\ngreat food\n\n"two\nlines"\n', [1]),
         ("in.jsonl", '{"text": "a"}\n{"text": null}\n{"n": 1}\n{"text": ""}\n', [1, 2]),
+        ("in.jsonl", '{"text": "a"}\n{"text": NaN}\n{"text": null}\n{"text": ""}\n', [1, 2]),
+        ("in.jsonl", '{"text": NaN}\n{"text": NaN}\n{"text": NaN}\n{}\n', [0, 1, 2, 3]),
         ("in.txt", "great food\n\nawful food\n", []),
     ],
 )
@@ -575,6 +578,18 @@ def test_above_50_classes_the_most_probable_ones_are_written(bert: Path, tmp_pat
     true = [run.labels.index(label) for label in table["label"]]
     np.testing.assert_allclose(table["label_probability"], probabilities[lines, true], rtol=2e-2)
     np.testing.assert_allclose(stored, outputs - outputs.max(1, keepdims=True), atol=2e-2)
+    labels = np.arange(60)
+    top, brier = (run.statistics.metrics[name] for name in ("top_5_accuracy", "brier_score"))
+    expected = sklearn_metrics.top_k_accuracy_score(true, stored, k=5, labels=labels)
+    assert run.metrics.test["top_5_accuracy"] == top["value"] == pytest.approx(expected)
+    assert 0 < expected < 1
+    ends = stats.binomtest(round(expected * len(true)), len(true)).proportion_ci(method="wilson")
+    assert [top["low"], top["high"]] == pytest.approx(ends, abs=1e-6)
+    expected = sklearn_metrics.brier_score_loss(true, probabilities, labels=labels)
+    assert brier["low"] < brier["value"] < brier["high"]
+    assert brier["value"] == pytest.approx(expected, rel=1e-2)
+    for name in ("README.md", "report.html"):
+        assert "top_5_accuracy" in (run.path / name).read_text(encoding="utf-8")
     plain = finetune.predict(run, table["text"], precision="fp32")
     assert list(plain) == ["text", "label", "probability"]
     assert plain["label"].tolist() == [names[i] for i in probabilities.argmax(axis=1)]

@@ -102,8 +102,17 @@ def test_nothing_that_is_sent_quotes_rows_or_has_local_paths(
     assert [text for text in private if text.encode() in contents] == []
 
 
-def test_images_and_public_repositories(image_run: finetune.Run, server: Hub) -> None:
+def test_images_and_public_repositories(
+    image_run: finetune.Run, server: Hub, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In Python it shows no progress bar, and leaves those of others as they are."""
+    is_disabled = huggingface_hub.utils.are_progress_bars_disabled()  # by another test
+    huggingface_hub.utils.enable_progress_bars()
     pushed = finetune.push(image_run, "photos", public=True)
+    assert capfd.readouterr() == ("", "")
+    assert not huggingface_hub.utils.are_progress_bars_disabled()
+    if is_disabled:
+        huggingface_hub.utils.disable_progress_bars()
     assert server.repositories["me/photos"].private is pushed.private is False
     assert server.repositories["me/photos"].files.keys() == SENT - TOKENIZER | {
         "preprocessor_config.json"

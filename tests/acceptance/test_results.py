@@ -1,5 +1,6 @@
 """Results of a run: files, figures, comparisons, suspects, reports, and Python functions."""
 
+import html
 import json
 import logging
 import random
@@ -22,6 +23,7 @@ import torch
 import transformers
 from PIL import Image
 from scipy import stats
+from scipy.special import softmax
 from sklearn import metrics as sk
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -29,7 +31,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 import finetune
 from recipes.text import Text
 from tests.acceptance import data
-from tests.acceptance.conftest import TRAINING, Commands, Finished, Trained, once, user_error
+from tests.acceptance.conftest import TRAINING, Commands, Finished, Trained, flags, once, user_error
 
 TEXT_RUNS = ["single_label_run", "multi_label_run", "regression_run", "ordinal_run"]
 RUNS = [*TEXT_RUNS, "image_run"]
@@ -183,17 +185,33 @@ def of_classes(true: np.ndarray, probabilities: np.ndarray, *, ordered: bool) ->
         "accuracy": sk.accuracy_score(true, predicted),
         "f1": sk.f1_score(true, predicted, average="macro"),
         "log_loss": sk.log_loss(true, probabilities, labels=labels),
+        "brier_score": sk.brier_score_loss(true, probabilities, labels=labels),
         "roc_area": area,
     }
+    if len(labels) == 2:
+        values |= of_positive(true, probabilities, 1)
+    if len(labels) > 10:
+        values["top_5_accuracy"] = sk.top_k_accuracy_score(true, probabilities, k=5, labels=labels)
     if ordered:
         values["quadratic_kappa"] = sk.cohen_kappa_score(true, predicted, weights="quadratic")
         values["mean_absolute_error"] = sk.mean_absolute_error(true, predicted)
     return values
 
 
+def of_positive(true: np.ndarray, probabilities: np.ndarray, positive: int) -> dict[str, float]:
+    """Return the scores of one of two classes."""
+    predicted = probabilities.argmax(axis=1)
+    names = ("precision_binary", "recall_binary", "f1_binary")
+    chosen = dict(average="binary", pos_label=positive, zero_division=0)
+    scores = sk.precision_recall_fscore_support(true, predicted, **chosen)[:3]
+    area = sk.average_precision_score(true == positive, probabilities[:, positive])
+    return {**dict(zip(names, scores, strict=True)), "average_precision": area}
+
+
 def of_sets(true: np.ndarray, predicted: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
     """Return the metrics of multi-label rows."""
-    losses = [sk.log_loss(*pair) for pair in zip(true.T, probabilities.T, strict=True)]
+    pairs = list(zip(true.T, probabilities.T, strict=True))
+    losses = [sk.log_loss(*pair) for pair in pairs]
     return {
         **{
             f"f1_{average}": sk.f1_score(true, predicted, average=average, zero_division=0)
@@ -203,6 +221,7 @@ def of_sets(true: np.ndarray, predicted: np.ndarray, probabilities: np.ndarray) 
         "average_precision": sk.average_precision_score(true, probabilities),
         "hamming_loss": sk.hamming_loss(true, predicted),
         "log_loss": float(np.mean(losses)),
+        "brier_score": float(np.mean([sk.brier_score_loss(*pair) for pair in pairs])),
     }
 
 
@@ -228,7 +247,8 @@ def test_metrics_are_those_of_scikit_learn(run: finetune.Run) -> None:
             assert name == "average_precision"
             assert any(re.search(rf"\b{name}\b", note) for note in run.statistics.notes)
             continue
-        assert table[name]["low"] < table[name]["value"] < table[name]["high"], name
+        ends = [table[name][end] for end in ("low", "high")]
+        assert ends[0] < value < ends[1] or value == ends[1] == 1, name
         if name not in ("mae", "rmse", "log_loss", "mean_absolute_error"):
             assert table[name]["low"] >= (-1 if name in ("pearson", "spearman") else 0), name
             assert table[name]["high"] <= 1, name
@@ -250,7 +270,7 @@ def test_classes_and_probabilities_are_those_of_scikit_learn(run: finetune.Run) 
     """Scores of classes, confusion matrix and calibration."""
     true, probabilities = classes_of(run)
     predicted, statistics, names = probabilities.argmax(axis=1), run.statistics, list(run.labels)
-    sure, right = probabilities.max(axis=1), predicted == true
+    right = predicted == true
     assert statistics.classes is not None
     assert [*statistics.classes] == names
     scores = sk.precision_recall_fscore_support(true, predicted, zero_division=0)
@@ -273,12 +293,96 @@ def test_classes_and_probabilities_are_those_of_scikit_learn(run: finetune.Run) 
                 assert ends == pytest.approx(test.proportion_ci(method="wilson"), abs=1e-6)
     assert statistics.confusion == sk.confusion_matrix(true, predicted).tolist()
     assert statistics.calibration is not None
+    error = calibration_error(true, probabilities)
+    assert statistics.calibration["expected_calibration_error"] == pytest.approx(error)
+    assert 0 < statistics.calibration["calibrated"] < 1
+
+
+def calibration_error(true: np.ndarray, probabilities: np.ndarray) -> float:
+    """Return the expected calibration error with 15 bins (Guo et al., 2017)."""
+    sure, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == true
     bins = np.minimum((sure * 15).astype(int), 14)
     gaps = [abs((right[bins == n] - sure[bins == n]).sum()) for n in range(15)]
-    assert statistics.calibration["expected_calibration_error"] == pytest.approx(
-        sum(gaps) / len(true)
-    )
-    assert 0 < statistics.calibration["calibrated"] < 1
+    return float(sum(gaps) / len(true))
+
+
+@pytest.mark.contract("E2")
+@pytest.mark.parametrize("run", ["ordinal_run", "single_label_run"], indirect=True)
+def test_what_the_temperature_changes_on_the_test_rows_is_reported(run: finetune.Run) -> None:
+    """Calibration error and log loss, before and after; nothing if there is no temperature."""
+    assert run.statistics.calibration is not None
+    scaling = run.statistics.calibration.get("temperature")
+    assert (scaling is None) == (run.manifest.temperature is None) == (len(run.labels) == 2)
+    if scaling is None:
+        return
+    assert scaling["temperature"] == run.manifest.temperature != 1
+    true, probabilities = classes_of(run)
+    scaled = softmax(np.log(probabilities) / run.manifest.temperature, axis=1)
+    shown = []
+    for name, scores in (("before", probabilities), ("after", scaled)):
+        error, loss = calibration_error(true, scores), sk.log_loss(true, scores)
+        expected = {"expected_calibration_error": error, "log_loss": loss}
+        assert scaling[name] == pytest.approx(expected, rel=1e-4), name
+        shown += [f"{error:.3f}", f"{loss:.4f}"]
+    assert len({*shown}) == 4
+    page = (run.path / "report.html").read_text(encoding="utf-8")
+    assert all(figure in page for figure in shown)
+
+
+@pytest.mark.contract("B6", "E2", "E5", "E6")
+def test_the_scores_of_two_classes_are_those_of_the_positive_one(
+    reviews: Path, bert: Path, single_label_run: finetune.Run, tmp_path: Path,
+    cli: Callable[..., Finished]
+) -> None:  # fmt: skip
+    """The class is named in start block, report, card and evaluation, and chooses the model."""
+    options = TRAINING | dict(dataset=reviews, model=bert, num_train_epochs=2)
+    options |= dict(positive_label="bad", metrics="recall_binary,f1_binary,average_precision,f1")
+    trained = cli("text", *flags(**options, output_dir=tmp_path / "run")).succeeded()
+    assert "positive: bad (--positive_label)" in trained.stdout
+    run, scores = finetune.Run.load(tmp_path / "run"), {}
+    true, probabilities = classes_of(run)
+    for number, name in enumerate(run.labels):
+        scores[name] = of_positive(true, probabilities, number)
+        assert len({round(value, 4) for value in scores[name].values()}) > 2
+    assert scores["bad"] != pytest.approx(scores["good"], abs=1e-3)
+    names = ("recall_binary", "f1_binary", "average_precision")
+    for name, value in scores["bad"].items():
+        assert run.statistics.metrics[name]["value"] == pytest.approx(value, abs=1e-6), name
+    for name in names:
+        assert run.metrics.test[name] == pytest.approx(scores["bad"][name], abs=1e-6)
+        assert run.metrics.baseline["majority class"][name] == 0 or name == "average_precision"
+    best = [row for row in run.manifest.history if row["step"] == run.manifest.best_step]
+    validated = max(row.get("eval_recall_binary", 0) for row in best)
+    assert run.metrics.validation["recall_binary"] == pytest.approx(validated)
+    assert run.statistics.positive_label == "bad"
+    text = html.unescape((run.path / "report.html").read_text(encoding="utf-8"))
+    assert f"average precision (at most the 5 lowest): 'bad' {scores['bad'][names[2]]:.3f}." in text
+    assert "positive class: bad" in text
+    assert "the positive class is bad" in (run.path / "README.md").read_text(encoding="utf-8")
+    run.predictions[["text", "label"]].to_csv(tmp_path / "in.csv", index=False)
+    evaluated = cli("evaluate", run.path, "--data", tmp_path / "in.csv").succeeded().stdout
+    assert "positive class: bad" in evaluated
+    values = dict(line.split()[:2] for line in evaluated.splitlines() if line.count(" ") > 2)
+    for name in names:
+        assert float(values[name]) == pytest.approx(scores["bad"][name], abs=6e-5)
+    with user_error("--positive_label: not an option of this recipe for reading rows"):
+        finetune.evaluate(run, tmp_path / "in.csv", positive_label="good")
+    again = finetune.evaluate(run)
+    assert again.metrics == pytest.approx(dict(run.metrics.test), rel=1e-4)
+    # the first run decides which class is positive; unset, it is the second
+    true, probabilities = classes_of(single_label_run)
+    other = {name: of_positive(true, probabilities, n) for n, name in enumerate(run.labels)}
+    assert single_label_run.statistics.positive_label == "good"
+    for positive, first, second in (
+        ("bad", run, single_label_run),
+        ("good", single_label_run, run),
+    ):
+        comparison = finetune.compare([first, second])
+        compared = [part["f1_binary"]["value"] for part in comparison.metrics]
+        expected = [part[positive]["f1_binary"] for part in (scores, other)]
+        assert sorted(compared) == pytest.approx(sorted(expected), abs=1e-6)
+        assert f"positive class: {positive}" in comparison.scores(["f1"]).caption
+    assert comparison.settings["positive_label"] == ["None", "bad"]
 
 
 @pytest.mark.contract("E2")
@@ -425,6 +529,7 @@ def measures_of_classes(true: np.ndarray, probabilities: np.ndarray) -> dict[str
     predicted, classes = probabilities.argmax(axis=1), probabilities.shape[1]
     right, off = predicted == true, np.abs(predicted - true)
     losses = -np.log(probabilities[np.arange(len(true)), true])
+    squares = ((probabilities - np.eye(classes)[true]) ** 2).sum(axis=1)
 
     def kappa(rows: np.ndarray) -> float:
         distances = (true[rows][:, None] - predicted[rows][None, :]) ** 2
@@ -434,6 +539,7 @@ def measures_of_classes(true: np.ndarray, probabilities: np.ndarray) -> dict[str
         "accuracy": lambda rows: right[rows].mean(),
         "f1": lambda rows: macro_f1(true[rows], predicted[rows], classes),
         "log_loss": lambda rows: losses[rows].mean(),
+        "brier_score": lambda rows: squares[rows].mean() / (2 if classes == 2 else 1),
     }
     if classes > 2:
         measures |= {
@@ -457,6 +563,7 @@ def measures_of_sets(
         "subset_accuracy": lambda rows: (true == predicted)[rows].all(axis=1).mean(),
         "hamming_loss": lambda rows: (true != predicted)[rows].mean(),
         "log_loss": lambda rows: losses[rows].mean(),
+        "brier_score": lambda rows: ((true - probabilities)[rows] ** 2).mean(),
     }
 
 
@@ -781,7 +888,7 @@ def test_differences_of_runs_are_paired(drawn_runs: list[finetune.Run]) -> None:
     for name, gap in gaps.items():
         assert gap["value"] == pytest.approx(after[name] - before[name], abs=1e-6), name
         assert comparison.metrics[1][name]["value"] == pytest.approx(after[name], abs=1e-6)
-        sign = -1 if name == "log_loss" else 1
+        sign = -1 if name in ("log_loss", "brier_score") else 1
         assert min(sign * gap["low"], sign * gap["high"]) > 0, name
     ends = [gaps["accuracy"]["low"], gaps["accuracy"]["high"]]
     assert ends == pytest.approx(newcombe(true, first_classes, second_classes), abs=1e-6)

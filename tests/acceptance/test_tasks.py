@@ -134,6 +134,15 @@ def tail(tokenizer: Any, row: Row) -> list[Row]:
     return head(tokenizer, row)
 
 
+def head_tail(tokenizer: Any, row: Row) -> list[Row]:
+    """Return 4 tokens from the start and 10 from the end: 128 and 382 of 510 (Sun et al., 2019)."""
+    ids = tokenizer(row["text"], add_special_tokens=False)["input_ids"]
+    if len(ids) > LENGTH - 2:
+        ids = ids[:4] + ids[-10:]
+    ids = [tokenizer.cls_token_id, *ids, tokenizer.sep_token_id]
+    return [{name: [value] * len(ids) for name, value in MASKS.items()} | {"input_ids": ids}]
+
+
 def pair(tokenizer: Any, row: Row) -> list[Row]:
     limit: Row = dict(truncation="longest_first", max_length=LENGTH)
     return [tokenizer(row["text"], row["second"], **limit)]
@@ -168,6 +177,7 @@ SINGLE: Row = dict(label_column="verdict")
 KINDS: dict[str, tuple[str, Encode, Row]] = {
     "head": ("single_label", head, ONE | SINGLE),
     "tail": ("single_label", tail, ONE | SINGLE | dict(truncation="tail")),
+    "head-tail": ("single_label", head_tail, ONE | SINGLE | dict(truncation="head_tail")),
     "pair": ("single_label", pair, PAIR | SINGLE),
     "three-texts": ("single_label", joined, dict(text_columns="text,second,title") | SINGLE),
     "windows-mean": ("single_label", windows, ONE | SINGLE | dict(long_texts="windows")),
@@ -613,6 +623,24 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
         ["--class_sampling balanced", "--class_weights balanced"],
     ),
     "other-loss": (NAMES, ["--loss_function", "soft"], ["--loss_function soft", "focal"]),
+    "positive-label": (NAMES, ["--positive_label", "god"], ["god: expected bad or good"]),
+    "positive-of-three": (
+        ["a", "b", "c"],
+        ["--positive_label", "b"],
+        ["b: expected two classes", "single_label with 3 outputs"],
+    ),
+    "positive-of-tags": ([["b"], ["a"]], ["--positive_label", "b"], ["the task multi_label"]),
+    "positive-number": ([0.5, 1.5, 3.25], ["--positive_label", "b"], ["the task regression"]),
+    "head-tail-of-windows": (
+        NAMES,
+        ["--truncation", "head_tail", "--long_texts", "windows"],
+        ["--truncation head_tail: needs", "--long_texts cut"],
+    ),
+    "head-tail-of-pairs": (
+        NAMES,
+        ["--truncation", "head_tail", "--text_columns", "text,label"],
+        ["--truncation head_tail: needs a single --text_column"],
+    ),
     "metric-of-numbers": (NAMES, ["--metrics", "r2"], ["--metrics r2"]),
     "wrong-direction": (
         NAMES,
@@ -926,7 +954,7 @@ def test_thresholds_are_the_best_of_validation_and_folded_into_the_bias(
 
 
 @pytest.mark.contract("B4")
-@pytest.mark.parametrize("loss", ["mse", "mae"])
+@pytest.mark.parametrize("loss", ["mse", "mae", "huber"])
 def test_numbers_are_learned_in_standard_deviations(
     loss: str, regression_run: finetune.Run, shared_directory: Path, bert: Path, tmp_path: Path
 ) -> None:
@@ -942,7 +970,11 @@ def test_numbers_are_learned_in_standard_deviations(
     outputs = logits_of(model, bert, train["text"][:])
     errors = torch.tensor((outputs - labels) / labels.std(axis=0))
     assert (np.abs(outputs - labels.mean(axis=0)) < labels.std(axis=0)).all()
-    zeros, name = torch.zeros_like(errors), dict(mse="mse_loss", mae="l1_loss")[loss]
+    assert 0.05 < (errors.abs() > 1).float().mean() < 0.95
+    zeros, name = (
+        torch.zeros_like(errors),
+        dict(mse="mse_loss", mae="l1_loss", huber="huber_loss")[loss],
+    )
     expected = getattr(functional, name)(errors, zeros).item()
     trainer.train()
     assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-4)

@@ -91,6 +91,7 @@ CASES: dict[str, dict[str, Any]] = {
         label_column="tags", label_separator=";", thresholds="none", **IN_ORDER
     ),
     "regression": dict(label_columns="share,words", task="regression", **IN_ORDER),
+    "huber": dict(label_columns="share,words", loss_function="huber", **IN_ORDER),
     "ordinal": dict(label_column="stars", task="ordinal", loss_function="soft"),
     "columns of 0 and 1": dict(label_columns="is_good,is_long", task="multi_label"),
     "balanced sampling": dict(
