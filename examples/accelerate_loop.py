@@ -44,7 +44,7 @@ def prepare(settings: Settings) -> Settings:
     """Load and tokenize the data; return the settings, with the defaults of the task."""
     if getattr(settings.recipe, "long_texts", "cut") != "cut":
         raise UserError("--long_texts windows: this loop does not pool the windows of a text")
-    if len(settings.recipe.prepared["train"]) < settings.values.global_batch_size:
+    if len(settings.recipe.training_rows) < settings.values.global_batch_size:
         raise UserError("--global_batch_size: expected at most the number of training rows")
     return dataclasses.replace(settings, is_loaded=True)  # some defaults depend on the rows
 
@@ -136,11 +136,9 @@ def losses_of(model: Any, batch: Any, parts: Any) -> tuple[torch.Tensor, ...]:
     """Return the loss, the logits and the label of each row."""
     taken = inspect.signature(parts["model"].forward).parameters.keys() - {"labels"}
     logits = model(**{name: batch[name] for name in taken if name in batch})["logits"]
-    return (
-        parts["compute_loss_func"].evaluation_losses(logits, batch["labels"]),
-        logits,
-        batch["labels"],
-    )
+    loss, labels = parts["compute_loss_func"], batch["labels"]
+    losses_of_rows = loss.training_losses if model.training else loss.evaluation_losses
+    return losses_of_rows(logits, labels), logits, labels
 
 
 @torch.no_grad()

@@ -49,7 +49,7 @@ def prepare(settings: Settings) -> Settings:
     """Load and tokenize the data; return the settings, with the defaults of the task."""
     if getattr(settings.recipe, "long_texts", "cut") != "cut":
         raise UserError("--long_texts windows: this loop does not pool the windows of a text")
-    if len(settings.recipe.prepared["train"]) < settings.values.global_batch_size:
+    if len(settings.recipe.training_rows) < settings.values.global_batch_size:
         raise UserError("--global_batch_size: expected at most the number of training rows")
     return dataclasses.replace(settings, is_loaded=True)  # some defaults depend on the rows
 
@@ -131,7 +131,9 @@ def losses_of(model: Any, batch: Any, parts: Any, arguments: Any) -> tuple[torch
     labels, taken = batch.pop("labels"), inspect.signature(parts["model"].forward).parameters
     with torch.autocast(arguments.device.type, torch.bfloat16, enabled=arguments.bf16):
         logits = model(**{name: batch[name] for name in taken if name in batch})["logits"]
-    return parts["compute_loss_func"].evaluation_losses(logits, labels), logits, labels
+    loss = parts["compute_loss_func"]
+    losses_of_rows = loss.training_losses if model.training else loss.evaluation_losses
+    return losses_of_rows(logits, labels), logits, labels
 
 
 @torch.no_grad()

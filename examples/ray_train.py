@@ -40,7 +40,7 @@ def train(config: dict[str, Any]) -> dict[str, float]:
 
 def prepare(settings: Settings) -> Any:
     """Return the recipe when its data is loaded and tokenized."""
-    return settings.recipe.with_values(prepared=settings.recipe.prepared)
+    return settings.recipe.with_values(training_rows=settings.recipe.training_rows)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from finetune.runtime import __version__ as __version__
 if TYPE_CHECKING:
     from finetune.errors import Diverged, RunError, UserError
     from finetune.exporting.create import export
-    from finetune.exporting.files import Export
     from finetune.exporting.predictor import Predictor
     from finetune.exporting.push import Push, push
     from finetune.pipeline.check import Check, check
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from finetune.pipeline.predict import FilePrediction, predict, predict_file
     from finetune.pipeline.report import Report, report
     from finetune.pipeline.train import launch, train
+    from finetune.predicting.files import Export
     from finetune.recipe import ImageRecipe, Recipe, TextRecipe, option
     from finetune.recipe.run import Run
     from finetune.recipe.scoring import Scoring
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "errors": "Diverged RunError UserError",
     "exporting.create": "export",
-    "exporting.files": "Export",
+    "predicting.files": "Export",
     "exporting.predictor": "Predictor",
     "exporting.push": "Push push",
     "pipeline.check": "Check check",

@@ -139,7 +139,7 @@ MUTATIONS = (
     ),
     Mutation(
         "predict --calibrated does not apply the temperature",
-        "finetune/predicting/request.py",
+        "finetune/pipeline/request.py",
         "if self.options.calibrated:",
         "if False:",
         ("E4",),
@@ -280,8 +280,8 @@ MUTATIONS = (
     Mutation(
         "evaluate counts the rows that were tested on as those that were trained on",
         "finetune/pipeline/evaluate.py",
-        'trained_on = recipe.splits["train"]',
-        'trained_on = recipe.splits["test"]',
+        'seen_in(rows, recipe.splits["train"], recipe.input_column)',
+        'seen_in(rows, recipe.splits["test"], recipe.input_column)',
         ("E5",),
     ),
     Mutation(
@@ -293,7 +293,7 @@ MUTATIONS = (
     ),
     Mutation(
         "--csv_safe has no effect on cells",
-        "finetune/predicting/output.py",
+        "finetune/pipeline/output.py",
         "writer.writerow(map(escape, values))",
         "writer.writerow(values)",
         ("F5",),

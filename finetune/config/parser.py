@@ -40,7 +40,10 @@ _USED = (
     *("report_to", "torch_compile"),
 )
 #: The groups of the help, between the options that a recipe adds and all other arguments.
-_GROUPS = ("run", "data", "splits", "labels", "text", "image", "model", "adapters", "training")
+_GROUPS = (
+    *("run", "data", "splits", "labels", "text", "image", "model", "teacher", "adapters"),
+    "training",
+)
 _REST = "every other option of transformers.TrainingArguments"
 _METAVARS = {"int": "N", "float": "X", "str": "TEXT", "string_to_bool": "true|false"}
 _METAVARS |= {"_read_text_or_switch": "TEXT", "loads": "JSON"}

@@ -34,7 +34,14 @@ if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
 
 #: Options that name data and model on the Hub.
-_SOURCES = ("dataset", "dataset_revision", "dataset_config", "model", "model_revision")
+_SOURCES = (
+    "dataset",
+    "dataset_revision",
+    "dataset_config",
+    "unlabelled",
+    "model",
+    "model_revision",
+)
 _TRUE = ("", "yes", "true", "t", "y", "1")  # the values that turn on a switch
 _HUB_TOKEN = re.compile(r"(hub[-_]token[= ])[^\s,)]+")
 
@@ -86,8 +93,9 @@ class Settings:
                     changed[option.name] = value
             options = {**changed, **options}
             recipe = type(recipe)
-        if "dataset" in options:  # rows in memory are stored once
-            options = {**options, "dataset": memory.store(options["dataset"])}
+        for name in ("dataset", "unlabelled"):  # rows in memory are stored once
+            if options.get(name) is not None:
+                options = {**options, name: memory.store(options[name])}
         parser = RecipeParser(catalog.find(recipe))
         hints = {**get_type_hints(RunOptions), "output_dir": str}
         keywords: dict[str, Any] = {}

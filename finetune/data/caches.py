@@ -10,6 +10,7 @@ HASHES = "finetune-hashes"
 TOKENIZED = "finetune-tokenized"
 STATES = "finetune-states"
 MEMORY = "finetune-memory"
+TEACHERS = "finetune-teachers"
 
 
 def directory(*names: str) -> Path:

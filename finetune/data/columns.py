@@ -131,10 +131,7 @@ def read_label_columns(
         labels = [read_label_column(rows, name) for name in options.columns]
         masks = {}
         for name in texts:
-            mask = masks[f"text in '{name}'"] = np.zeros(len(rows), dtype=bool)
-            for numbers, values in arrow.pieces(rows, name):
-                texts_of_rows = pc.fill_null(values.cast(pa.string()), "")
-                mask[numbers] = pc.not_equal(pc.utf8_trim_whitespace(texts_of_rows), "")
+            masks[f"text in '{name}'"] = find_texts(rows, name)
         masks |= {f"label in '{column.name}'": column.codes >= 0 for column in labels}
         valid = np.logical_and.reduce(list(masks.values()))
         columns[split] = [column.only(valid) for column in labels]
@@ -151,6 +148,15 @@ def read_label_columns(
     if not options.drop_invalid:
         report.raise_errors()
     return columns
+
+
+def find_texts(rows: Dataset, name: str) -> np.ndarray:
+    """Return which rows have a text in a column, bool, shape ``(rows,)``."""
+    mask = np.zeros(len(rows), dtype=bool)
+    for numbers, values in arrow.pieces(rows, name):
+        texts = pc.fill_null(values.cast(pa.string()), "")
+        mask[numbers] = pc.not_equal(pc.utf8_trim_whitespace(texts), "")
+    return mask
 
 
 def require_labelled(dataset: DatasetDict, input_column: str, report: Findings) -> None:

@@ -141,8 +141,8 @@ def drop_repeated(
 
     Validation rows that the test set has are dropped, and training rows that either has. Of
     training rows with the same text and label the first stays, or the oldest. Repeated held-out
-    rows stay. The result has a column ``digest``, a code of what the model reads in ``column``,
-    white space aside.
+    rows stay. What holds for training rows holds for the last split of the index. The result has a
+    column ``digest``, a code of what the model reads in ``column``, white space aside.
 
     Args:
         index: The row index, see :mod:`finetune.data.splits`.
@@ -152,6 +152,7 @@ def drop_repeated(
         report: Gets the findings.
     """
     splits = index["split"].cat.categories
+    last = splits[-1]
     hashes = (hash_rows(dataset[name], column, normalize=True) for name in splits)
     codes = pd.factorize(np.array(list(itertools.chain(*hashes)), dtype=object))[0]
     index = index.assign(digest=codes[index.index])
@@ -185,10 +186,10 @@ def drop_repeated(
     action = "all are kept, in the same split" if keep_all else "left out"
     action += "; --keep_contradictions first keeps one of each"
     if keep_first:
-        count = int((is_repeated & is_contradiction)[index["split"] == "train"].sum())
+        count = int((is_repeated & is_contradiction)[index["split"] == last].sum())
         action = f"the first of each is kept, {count:,} left out"
     for split, rows in index.groupby("split", observed=True):
-        is_train = split == "train"
+        is_train = split == last
         contradictions = rows[is_contradiction[rows.index]]
         texts = counted(contradictions["digest"].nunique(), column.removesuffix("s"))
         kind = "labels" if has_classes else "numbers"
@@ -199,7 +200,7 @@ def drop_repeated(
         fix = "left out, one of each is kept" if is_train else EXCLUDE
         report_part("duplicates", "that are exact duplicates", fix, duplicates)
     is_dropped = is_repeated if keep_all or keep_first else is_repeated | is_contradiction
-    index = index[~is_dropped | (index["split"] != "train")]
+    index = index[~is_dropped | (index["split"] != last)]
     similar = _find_near(index, dataset, column, plan, report_part)
     return index.drop(similar).sort_index().drop(columns="pair")
 
@@ -213,15 +214,18 @@ def _find_near(
 ) -> pd.Index:
     """Return the rows that are nearly the same as others that stay, and report them."""
     deduplicate = plan.drop_duplicates == "near"
+    is_last = index["split"] == index["split"].cat.categories[-1]
     if plan.drop_overlap != "near":
-        index = index[(index["split"] == "train") & deduplicate]
+        index = index[is_last & deduplicate]
     if index.empty:
         return index.index
     name = stored_column(dataset["train"], column)
     parts = index.groupby("split", observed=True)["row"]
     selected = [dataset[split].select_columns([name]).select(rows) for split, rows in parts]
     texts = concatenate_datasets(selected)
-    matches = _find_similar(texts, name, index["split"].to_numpy(), deduplicate=deduplicate)
+    matches = _find_similar(
+        texts, name, index["split"].cat.codes.to_numpy(), deduplicate=deduplicate
+    )
     index = index.assign(match=matches)
     similar = index[matches >= 0].sort_index()
     partners = index.iloc[similar["match"]].set_index(similar.index)
@@ -251,10 +255,10 @@ def _find_similar(
 ) -> np.ndarray:
     """Return for each row one before it that stays and is nearly the same, or -1.
 
-    Rows are compared with those of other ``splits``, shape ``(rows,)``, and those of training also
-    with each other if ``deduplicate``. A row that is nearly the same as one before it is compared
-    with no later one, so that rows without a match are not nearly the same as each other. In memory
-    are 768 bytes a row, and the word pairs of a few thousand rows.
+    Rows are compared with those of other ``splits``, numbers of shape ``(rows,)``, and those of
+    training, the last one, also with each other if ``deduplicate``. A row that is nearly the same
+    as one before it is compared with no later one, so that rows without a match are not nearly the
+    same as each other. In memory are 768 bytes a row, and the word pairs of a few thousand rows.
     """
     require_packages("near duplicates", "datasketch")
     from datasketch import MinHash
@@ -281,7 +285,7 @@ def _find_similar(
     for count, row in enumerate(candidates.tolist()):
         activity.advance("comparing", count, len(candidates))
         bands_of_row = bands[row][bands[row] >= 0].tolist()
-        is_train = splits[row] == "train"
+        is_train = splits[row] == splits.max()
         rows_in_bands = set()
         for band in bands_of_row:
             rows_in_bands.update(members[band])

@@ -19,15 +19,14 @@ from tokenizers import Tokenizer
 from finetune.data.targets import values
 from finetune.data.tokenize import read_by_model
 from finetune.errors import RunError, UserError, first_line
-from finetune.exporting import FOLDER
-from finetune.exporting.engines import OnnxSession
-from finetune.exporting.files import EXPORT, MODEL, TOKENIZER, Export, Facts
 from finetune.exporting.module import facts_of
 from finetune.exporting.quantization import quantize_weights
-from finetune.exporting.text import TextInference
 from finetune.exporting.verification import Verification
 from finetune.models.families import NOT_EXPORTED
-from finetune.predicting.model import TorchSession
+from finetune.predicting.engines import OnnxSession
+from finetune.predicting.files import EXPORT, FOLDER, MODEL, TOKENIZER, Export, Facts
+from finetune.predicting.session import TorchSession
+from finetune.predicting.text import TextInference
 from finetune.recipe.run import Run
 from finetune.runtime import hub
 from finetune.runtime.files import hash_file
@@ -121,7 +120,7 @@ def export(
 
 def _validation_rows(run: Run, recipe: Any) -> tuple[list[Any], np.ndarray]:
     """Return what the model reads of up to 1,000 validation rows, and their labels."""
-    hub.require({**run.manifest.options, "model": None})
+    hub.require({**run.manifest.options, "model": None, "unlabelled": None})
     rows = recipe.splits["validation"]
     if len(rows) > _MAX_ROWS:
         rows = rows.select(np.linspace(0, len(rows) - 1, _MAX_ROWS).astype(int))

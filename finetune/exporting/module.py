@@ -5,10 +5,9 @@ from typing import Any
 import torch
 
 from finetune.errors import UserError
-from finetune.exporting import require_engine
-from finetune.exporting.engines import OnnxSession
-from finetune.exporting.files import Export, Facts, digest_of_model
 from finetune.predicting import Options
+from finetune.predicting.engines import OnnxSession, require_engine
+from finetune.predicting.files import Export, Facts, digest_of_model
 from finetune.recipe import TextRecipe
 from finetune.recipe.run import Run
 

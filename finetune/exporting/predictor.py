@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from finetune.errors import UserError, suggestion
-from finetune.exporting import require_engine
-from finetune.exporting.files import EXPORT, Export
+from finetune.predicting.engines import require_engine
+from finetune.predicting.files import EXPORT, Export
 from finetune.predicting.inference import Inference
 from finetune.runs.records import Manifest
 from finetune.tasks import decoding
@@ -113,16 +113,16 @@ class Predictor:
     @functools.cached_property
     def _inference(self) -> Inference:
         """The loaded model."""
-        from finetune.exporting.text import FastTokenizer, TextInference
+        from finetune.predicting.text import FastTokenizer, TextInference
 
         facts = self.facts
         if self.engine == "torch":
-            from finetune.predicting.model import TorchSession
+            from finetune.predicting.session import TorchSession
 
             kernels = self._run.manifest.arguments.get("cpu_kernels", "auto")
             session = TorchSession(self._run.model(), cpu_kernels=kernels)
             return TextInference(self._recipe.processing_class(), facts, session)
-        from finetune.exporting.engines import OnnxSession
+        from finetune.predicting.engines import OnnxSession
 
         path = self._export.path
         engine = OnnxSession(path, facts, self.engine, bf16=facts.function is not None)

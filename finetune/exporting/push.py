@@ -19,8 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, Repository
 from huggingface_hub.utils import filter_repo_objects, httpx, validate_repo_id  # type: ignore[attr-defined]
 
 from finetune.errors import RunError, UserError, first_line
-from finetune.exporting import FOLDER
-from finetune.exporting.files import EXPORT, MODEL, TOKENIZER, Export
+from finetune.predicting.files import EXPORT, FOLDER, MODEL, TOKENIZER, Export
 from finetune.recipe.run import Run
 from finetune.runtime import hub
 

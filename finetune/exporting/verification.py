@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from finetune.exporting.engines import OnnxSession
-from finetune.exporting.files import Facts
-from finetune.exporting.text import FastTokenizer, TextInference
+from finetune.predicting.engines import OnnxSession
+from finetune.predicting.files import Facts
+from finetune.predicting.text import FastTokenizer, TextInference
 from finetune.recipe.run import Run
 from finetune.statistics.metrics import estimate, estimate_difference, find_metrics
 from finetune.statistics.scored import agreement

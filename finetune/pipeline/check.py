@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 
 from finetune.checking.rows import check_deep
 from finetune.config.settings import Settings
@@ -96,7 +96,10 @@ def check_settings(settings: Settings, progress: Progress = ignore, *, deep: boo
                 values = settings.values
                 by_length = values.train_sampling_strategy == "group_by_length"
                 if not (in_windows or by_length or values.max_minutes):
-                    steps = preparation.count_steps(settings, recipe.splits["train"])
+                    rows = recipe.splits["train"]
+                    if recipe.unlabelled_rows is not None:
+                        rows = concatenate_datasets([rows, recipe.unlabelled_rows])
+                    steps = preparation.count_steps(settings, rows)
         if deep and settings.is_loaded and not report.sentences("error"):
             columns = recipe.columns_read()
             plan = recipe.split_plan()

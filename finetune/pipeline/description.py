@@ -8,13 +8,16 @@ fast a training runs are not part of it.
 from pathlib import Path
 from typing import Any
 
+from datasets import DatasetDict
+from datasets.fingerprint import Hasher
+
 from finetune.config.settings import Settings
 from finetune.data import sources
 from finetune.data.comma_list import join_values
 from finetune.data.digests import fingerprint
 from finetune.errors import counted
 from finetune.models.pretrained import commit
-from finetune.recipe import scoring
+from finetune.recipe import scoring, teacher
 from finetune.rules.devices import uses_fsdp
 from finetune.runs import provenance
 from finetune.runs.records import Data, Launch, Manifest
@@ -59,7 +62,13 @@ _CHANGEABLE = (
 )
 #: Recipe options that may change: where the rows are (the rows are compared), and the speed of
 #: tokenization.
-_CHANGEABLE_OPTIONS = ("dataset", "dataset_revision", "preprocessing_num_workers")
+_CHANGEABLE_OPTIONS = (
+    "dataset",
+    "dataset_revision",
+    "preprocessing_num_workers",
+    "teacher",
+    "unlabelled",
+)
 
 
 def describe_configuration(settings: Settings) -> dict[str, Any]:
@@ -80,6 +89,11 @@ def describe_configuration(settings: Settings) -> dict[str, Any]:
     recipe_file = None
     if file.is_absolute():
         recipe_file = read_source(file, "recipe")[1]
+    rows = {name: len(rows) for name, rows in recipe.splits.items()}
+    unlabelled = None
+    if recipe.unlabelled_rows is not None:
+        rows["unlabelled"] = len(recipe.unlabelled_rows)
+        unlabelled = fingerprint(DatasetDict(train=recipe.unlabelled_rows), recipe.input_column)
     entries = {
         "launch": counted(distributed.ranks().world_size, "process"),
         **provenance.find_versions(),
@@ -92,7 +106,10 @@ def describe_configuration(settings: Settings) -> dict[str, Any]:
             for name, path in scoring.files_of(recipe.metric_arguments).items()
         },
         "data": fingerprint(recipe.splits, recipe.input_column),
-        "rows": {name: len(rows) for name, rows in recipe.splits.items()},
+        "rows": rows,
+        "teacher": [model.digest for model in teacher.open_teachers(recipe)],
+        "unlabelled": unlabelled,
+        "soft_labels": Hasher.hash(recipe.soft_labels),
         "labels": recipe.labels,
     }
     for name, value in options.items():  # a recipe's own option may have the name of an entry
@@ -116,9 +133,10 @@ def describe_run(settings: Settings, configuration: dict[str, Any]) -> Manifest:
     recipe = settings.recipe
     arguments = settings.arguments
     options = recipe.resolved_options()
-    dataset = Path(recipe.dataset).expanduser()
-    if recipe.dataset and dataset.exists():  # so that it is found from any directory
-        options["dataset"] = str(dataset.resolve())
+    for name in ("dataset", "unlabelled"):  # so that they are found from any directory
+        path = Path(options.get(name) or "-").expanduser()
+        if path.exists():
+            options[name] = str(path.resolve())
     if recipe.metrics:
         paths = scoring.files_of(recipe.metric_arguments)
         names = [str(paths.get(name, name)) for name in recipe.metric_arguments]

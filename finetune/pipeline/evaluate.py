@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 
 from finetune.data import columns, memory
 from finetune.data.digests import fingerprint, seen_in
@@ -18,7 +18,7 @@ from finetune.exporting.module import SessionModule, engine_session
 from finetune.pipeline.events import Progress, ignore, reporting
 from finetune.pipeline.results import assess, scores
 from finetune.predicting import Options
-from finetune.recipe import ImageRecipe, Recipe, TextRecipe
+from finetune.recipe import ImageRecipe, Recipe, TextRecipe, teacher
 from finetune.recipe.base import Loaded
 from finetune.recipe.run import Run
 from finetune.runtime import distributed, formats, hub
@@ -107,7 +107,9 @@ def evaluate(
 
     def prepare() -> tuple[Recipe, int | None, list[str]]:
         notes = [run.unfinished] if run.unfinished else []
-        options = {**manifest.options, "model": None} if data is None else {"dataset": data}
+        options = {**manifest.options, "model": None, "unlabelled": None}
+        if data is not None:
+            options = {"dataset": data}
         hub.require(options)
         if data is None:
             _require_same_data(run, recipe)
@@ -212,16 +214,19 @@ def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str])
     """Return how many rows are also in the training set of the run, with any label."""
     try:
         if missing := hub.missing({**run.manifest.options, "model": None}):
-            raise UserError(f"{missing['dataset']} is not in the cache")
+            raise UserError(f"{' and '.join(missing.values())} is not in the cache")
         _require_same_data(run, recipe)
+        unlabelled = teacher.unlabelled_rows(recipe, run.manifest.options.get("unlabelled"))
     except (UserError, OSError) as error:
         reason = str(error).partition("\n")[0]
         notes.append(f"cannot check whether the model was trained on some of these rows: {reason}")
         return None
-    trained_on = recipe.splits["train"]
+    is_seen = seen_in(rows, recipe.splits["train"], recipe.input_column)
     if run.manifest.arguments.get("final_epochs") or run.manifest.not_scored:
-        trained_on = concatenate_datasets([trained_on, recipe.splits["validation"]])
-    count = int(seen_in(rows, trained_on, recipe.input_column).sum())
+        is_seen |= seen_in(rows, recipe.splits["validation"], recipe.input_column)
+    if unlabelled is not None:
+        is_seen |= seen_in(rows, unlabelled, recipe.input_column)
+    count = int(is_seen.sum())
     if count:
         notes.append(
             f"the model was trained on {count:,} of the {counted(len(rows), 'row')} evaluated, so "

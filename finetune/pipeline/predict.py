@@ -4,6 +4,7 @@ import reprlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,9 +18,9 @@ from finetune.data import arrow, memory
 from finetune.errors import Findings, UserError, counted
 from finetune.exporting.module import engine_session
 from finetune.pipeline.events import Advanced, Progress, ignore
-from finetune.predicting.model import predict_chunks
-from finetune.predicting.output import Parts, write_rows
-from finetune.predicting.request import STANDARD_INPUT, Request, cells, parse_options
+from finetune.pipeline.output import Parts, write_rows
+from finetune.pipeline.request import STANDARD_INPUT, Request, cells, parse_options, read_lines
+from finetune.recipe.inference import RecipeInference
 from finetune.recipe.run import Run
 from finetune.runs.directory import PREDICTIONS
 from finetune.runs.records import Manifest
@@ -74,7 +75,7 @@ def predict(
     request = _request(run, None, options, trust_recipe, Findings(), data=data)
     columns: dict[str, list[Any]] = {name: [] for name in request.added}
     rows = 0
-    for _, chunk, added in predict_chunks(request, request.chunks):
+    for _, chunk, added in _predict_chunks(request, request.chunks):
         for name, values in columns.items():
             values += added.column(name).to_pylist()
         rows += len(chunk)
@@ -140,7 +141,7 @@ def predict_file(
 
     def predicted(numbers: Iterable[int]) -> Iterator[tuple[int, Any, pa.Table]]:
         nonlocal rows
-        for number, chunk, added in predict_chunks(request, numbers):
+        for number, chunk, added in _predict_chunks(request, numbers):
             rows += len(chunk) * ranks.world_size  # the others have done about as many
             if request.total:
                 rows = min(rows, request.total)
@@ -266,3 +267,36 @@ def _check_output(output: Path, source: str | Path, report: Findings) -> None:
         report.error(f"--output {output}: expected {expected}")
     elif is_input or (output.name in (PREDICTIONS, FILE) and Manifest.exists_in(folder)):
         report.error(f"--output {output} is the input or part of a run: name another file")
+
+
+def _predict_chunks(
+    request: Request, numbers: Iterable[int]
+) -> Iterator[tuple[int, Any, pa.Table]]:
+    """Yield number and rows of chunks, and the columns that are added to them.
+
+    Args:
+        request: With the rows of its input.
+        numbers: Those of the chunks. All lines of the standard input are predicted.
+
+    Raises:
+        UserError: If memory runs out, or if a row cannot be predicted.
+    """
+    inference = RecipeInference(request.run, request.recipe, request.options, request.session)
+    chunks: Iterable[Any] = ((number, request.chunk(number)) for number in numbers)
+    if request.kind == STANDARD_INPUT:
+        chunks = enumerate(read_lines(request.rows))
+    submitted: Iterable[Any] = (
+        (number, chunk, inference.submit(request.values(number, chunk))) for number, chunk in chunks
+    )
+    if request.kind != STANDARD_INPUT:  # a line is answered at once
+        # the next chunk is read while this one is computed
+        submitted = (chunk for chunk, _ in pairwise(chain(submitted, [None])))
+    try:
+        for number, chunk, submission in submitted:
+            yield number, chunk, request.added_columns(inference.logits(submission), submission[1])
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        tokens = inference.batch_tokens
+        hint = f"try --batch_tokens {max(1, tokens // 4)}"
+        raise UserError(f"out of memory at {tokens:,} tokens per batch; {hint}") from error
+    finally:
+        inference.close()

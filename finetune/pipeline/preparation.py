@@ -12,12 +12,13 @@ from datasets import Dataset
 from transformers import EvalPrediction
 
 from finetune.config.settings import Settings
+from finetune.data.comma_list import split_values
 from finetune.data.labels import list_names
 from finetune.errors import UserError
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
 from finetune.pipeline.description import describe_configuration
-from finetune.recipe import Recipe, TextRecipe, defaults
+from finetune.recipe import Recipe, TextRecipe, defaults, teacher
 from finetune.recipe.catalog import display_name, origin
 from finetune.recipe.options import ModelOptions, rule_options
 from finetune.reporting import tracking
@@ -109,7 +110,7 @@ def prepare(settings: Settings) -> Prepared:
         activity.say(differences)
     steps = resumed.step
     if not is_done or values.save_on_each_node:  # with it another machine may have to train
-        rows, steps = recipe.prepared["train"], 0
+        rows, steps = recipe.training_rows, 0
         if values.max_minutes is None or is_timed:
             steps = count_steps(settings, rows)
     # without the rows of the source and their hashes
@@ -277,7 +278,9 @@ def _check_directory(settings: Settings, values: ArgumentValues | None) -> Resum
         if resumed.path is not None:
             refuse_code(resumed.path)
     files = settings.recipe.correction_files()
-    for flag, names in {**files, "model": [getattr(settings.recipe, "model", "")]}.items():
+    for flag in ("model", "teacher", "unlabelled"):
+        files[flag] = split_values(getattr(settings.recipe, flag, None) or "")
+    for flag, names in files.items():
         for path in (Path(name).expanduser() for name in names if name):
             if path.exists() and path.resolve().is_relative_to(directory.resolve()):
                 settings.report.error(
@@ -313,6 +316,13 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> bool:
         if values is not None:
             check_task(rule_options(recipe).beside(values, settings.user_options), task)
             _ = recipe.weights  # may name classes that the data does not have
+        with report.collect():
+            for model in teacher.open_teachers(recipe):
+                model.report_held_out_rows(recipe)
+        with report.collect():
+            _ = recipe.unlabelled_rows
+        with report.collect():
+            _ = recipe.soft_labels
         if not has_model:  # transformers would try to download it for half a minute
             return True
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:

@@ -66,7 +66,7 @@ def change(settings: Settings, first: First) -> Settings:
         settings: Those of the run, whose rows are prepared.
         first: The run.
     """
-    rows = len(settings.recipe.prepared["train"])
+    rows = len(settings.recipe.training_rows)
     all_rows = rows + len(settings.recipe.prepared["validation"])
     manifest = first.manifest
     steps = manifest.best_step or manifest.steps or 0

@@ -73,7 +73,7 @@ def fit_epochs(prepared: Prepared) -> Prepared:
     if "num_train_epochs" in defaults.unset_names(recipe, settings.training):
         epochs = min(epochs, settings.values.num_train_epochs)
     settings = with_epochs(settings, epochs)
-    steps = count_steps(settings, recipe.prepared["train"])
+    steps = count_steps(settings, recipe.training_rows)
     timed = f"by {_TIMED} steps an epoch takes {minutes_of_epoch:.3g} minutes without evaluations"
     activity.say(f"--max_minutes {minutes:g}: {timed}: --num_train_epochs {epochs:g}")
     if steps <= (step := prepared.resumption.step):

@@ -43,7 +43,7 @@ from finetune.pipeline.events import Finished, Logged, Progress, Started, emit, 
 from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
 from finetune.pipeline.refit import First
 from finetune.pipeline.time_limit import fit_epochs
-from finetune.recipe import Recipe
+from finetune.recipe import Recipe, teacher
 from finetune.recipe.run import Run
 from finetune.reporting.tracking import tracking
 from finetune.runs import checkpoints
@@ -236,7 +236,7 @@ def _report_without_training(prepared: Prepared) -> None:
         emit(Started(settings, arguments, prepared.steps, model=None))
         if prepared.resumption.path is not None:
             activity.say(f"would resume from {prepared.resumption.path}")
-        rows = recipe.prepared["train"]
+        rows = recipe.training_rows
         unused = {arguments.length_column_name, COLUMN} & set(rows.column_names)
         rows = rows.remove_columns(list(unused))
         rows = rows.select(range(min(arguments.per_device_train_batch_size or 1, len(rows))))
@@ -265,7 +265,7 @@ def _build_trainer(prepared: Prepared, first: First | None = None) -> tuple[Trai
         load_model = recipe.new_model
     changes = {}
     if first is not None:
-        changes["train_dataset"] = _on_all_rows(recipe).prepared["train"]
+        changes["train_dataset"] = _on_all_rows(recipe).training_rows
     trainer = build_trainer(recipe, prepared.settings.arguments, load_model, **changes)
     trainer.configuration = prepared.configuration
     trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
@@ -466,7 +466,13 @@ def _on_all_rows(recipe: Recipe) -> Recipe:
     features = distributed.main_process_first(lambda: recipe.prepare(raw)["train"])
     loaded = dataclasses.replace(recipe.loaded, splits=DatasetDict({**splits, "train": rows}))
     prepared = DatasetDict({**recipe.prepared, "train": features})
-    return recipe.with_values(loaded=loaded, prepared=prepared)
+    soft_labels = recipe.soft_labels
+    if soft_labels is not None:  # validation rows have classes
+        classes = np.eye(len(recipe.labels))[recipe.targets("validation")]
+        soft_labels = np.concatenate([soft_labels, classes])
+    recipe = recipe.with_values(loaded=loaded, prepared=prepared, soft_labels=soft_labels)
+    training_rows = distributed.main_process_first(lambda: teacher.training_rows(recipe))
+    return recipe.with_values(training_rows=training_rows)
 
 
 def _train_final_epochs(trainer: Trainer, recipe: Recipe) -> None:
@@ -494,10 +500,9 @@ def _train_final_epochs(trainer: Trainer, recipe: Recipe) -> None:
     }
     for name, value in changes.items():
         setattr(arguments, name, value)
-    rows = len(recipe.splits["train"])
     activity.say(
-        f"training {arguments.final_epochs:g} epochs on training and validation rows, {rows:,} in "
-        "all"
+        f"training {arguments.final_epochs:g} epochs on training and validation rows, "
+        f"{len(recipe.training_rows):,} in all"
     )
     set_seed(arguments.seed + arguments.process_index)
     final = Trainer(args=arguments, **recipe.trainer_kwargs(trainer.model, arguments))

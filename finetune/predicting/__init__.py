@@ -1,4 +1,7 @@
-"""Predict files of any size: read in chunks, predicted by length, written in order."""
+"""From rows to logits, with torch or with the files of an export and an engine.
+
+Reading an export imports neither torch nor transformers.
+"""
 
 from dataclasses import dataclass
 

@@ -150,7 +150,6 @@ class Recipe(RecipeOptions):
     def read(self) -> DatasetDict:
         """Return the unchanged rows of the source, with the column ``_row``."""
         from finetune.data.files_of_splits import parse_split_names
-        from finetune.data.read_text import ReadOptions
         from finetune.data.sources import Source
 
         source = Source(
@@ -158,12 +157,7 @@ class Recipe(RecipeOptions):
             self.dataset_revision,
             self.dataset_config,
             parse_split_names(self.dataset_splits),
-            ReadOptions(
-                quoting=self.csv_quoting,
-                separator=self.csv_separator,
-                encoding=self.encoding,
-                sheet=self.sheet,
-            ),
+            self.read_options(),
         )
         self.report.find_places = source.find_places
         return source.load(self.report)
@@ -276,7 +270,9 @@ class Recipe(RecipeOptions):
         :meth:`trainer` divides by the sum of their weights, which is 1 per row on average.
         """
         from finetune.models import pretrained
+        from finetune.recipe import teacher
 
+        loss = self.kind.global_loss(self.loss, self.weights)
         if model is None:
             from finetune.recipe import probe
 
@@ -285,12 +281,12 @@ class Recipe(RecipeOptions):
         pretrained.save_own_names(model)
         return {
             "model": model,
-            "train_dataset": self.prepared["train"],
+            "train_dataset": self.training_rows,
             "eval_dataset": self.prepared["validation"],
             "data_collator": self.data_collator(),
             "processing_class": self.processing_class(),
             "compute_metrics": self.compute_metrics,
-            "compute_loss_func": self.kind.global_loss(self.loss, self.weights),
+            "compute_loss_func": dataclasses.replace(loss, layout=teacher.layout(self)),
         }
 
     def new_model(self) -> torch.nn.Module:
@@ -398,6 +394,31 @@ class Recipe(RecipeOptions):
         prepared = self.prepare(self.splits)
         require_all_rows(prepared, self.splits, self.targets)
         return prepared
+
+    @functools.cached_property
+    def training_rows(self) -> Dataset:
+        """The training rows of :attr:`prepared`. With a teacher or soft labels, their ``labels``
+        have a :class:`~finetune.training.layout.Layout`, and unlabelled rows follow.
+        """
+        from finetune.recipe import teacher
+
+        return teacher.training_rows(self)
+
+    @functools.cached_property
+    def unlabelled_rows(self) -> Dataset | None:
+        """The raw rows of ``--unlabelled`` that are in no split; None without the option."""
+        from finetune.recipe import teacher
+
+        return teacher.unlabelled_rows(self)
+
+    @functools.cached_property
+    def soft_labels(self) -> np.ndarray | None:
+        """The probabilities of ``--label_probabilities`` of the training rows, shape ``(rows,
+        classes)``; None without the option.
+        """
+        from finetune.recipe import teacher
+
+        return teacher.soft_labels(self)
 
     def columns_read(self) -> list[str]:
         """Return the user's names of the columns that the model reads, in order."""

@@ -89,7 +89,7 @@ def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
     values |= typed
     names = [name for name in SCHEDULE if values.get(name) is None]
     has_own_batch = not names or set(BATCH_SIZES) & set(typed)
-    if not has_own_batch and len(recipe.splits["train"]) < _MIN_ROWS_OF_BATCH:
+    if not has_own_batch and _count_rows(recipe) < _MIN_ROWS_OF_BATCH:
         names.append(_BATCH)
     is_asked = _BEST in typed or "metric_for_best_model" in typed
     is_asked = is_asked or values.get("early_stopping_patience") is not None
@@ -123,6 +123,11 @@ def _has_few_rows(recipe: Recipe) -> bool:
     return is_few or len(recipe.splits["validation"]) < _MIN_VALIDATION_ROWS
 
 
+def _count_rows(recipe: Recipe) -> int:
+    """Return the number of rows that are trained on."""
+    return len(recipe.splits["train"]) + len(recipe.unlabelled_rows or ())
+
+
 def with_schedule(
     recipe: Any, defaults: dict[str, Any], typed: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -149,7 +154,7 @@ def with_schedule(
         defaults[_BATCH] = _SMALL_BATCH
     values = argument_values(defaults, typed)
     resolved = resolve(
-        len(recipe.splits["train"]),
+        _count_rows(recipe),
         recipe.kind.width,
         families.count_layer_parameters(config),
         values.global_batch_size,
@@ -175,7 +180,7 @@ def describe(recipe: Recipe, values: Mapping[str, Any], typed: Mapping[str, Any]
     if recipe.model_config is None:
         return []
     names = unset_names(recipe, typed)
-    rows, outputs = len(recipe.splits["train"]), recipe.kind.width
+    rows, outputs = _count_rows(recipe), recipe.kind.width
     texts = [f"{name} {values[name]:g}" for name in (*SCHEDULE, _BATCH) if name in names]
     sentences = []
     if texts:

@@ -16,6 +16,7 @@ from finetune.rules.options import Options
 from finetune.training.options import find_type_mistake, merge_options
 
 if TYPE_CHECKING:
+    from finetune.data.read_text import ReadOptions
     from finetune.data.splits import Plan
 
 
@@ -37,6 +38,7 @@ def option(default: Any, help: str, form: str | None = None, *, group: str = "")
 _data, _splits, _labels = (partial(option, group=name) for name in ("data", "splits", "labels"))
 _text, _image, _model = (partial(option, group=name) for name in ("text", "image", "model"))
 _training, _adapters = (partial(option, group=name) for name in ("training", "adapters"))
+_teacher = partial(option, group="teacher")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -90,6 +92,17 @@ class RecipeOptions:
         shared = {name: options[name] for name in Plan.__dataclass_fields__ if name in options}
         return Plan(**shared)
 
+    def read_options(self) -> ReadOptions:
+        """Return how files are read."""
+        from finetune.data.read_text import ReadOptions
+
+        return ReadOptions(
+            quoting=self.csv_quoting,
+            separator=self.csv_separator,
+            encoding=self.encoding,
+            sheet=self.sheet,
+        )
+
     def correction_files(self) -> dict[str, list[str]]:
         """Return the file names in ``relabel`` and ``exclude``, by option."""
         options = {"relabel": self.relabel, "exclude": self.exclude}
@@ -111,6 +124,11 @@ class ModelOptions:
     head: Literal["probe", "random"] = _model(
         "probe", "start of a new last layer: logistic or ridge regression of its inputs, or random"
     )
+    teacher: str | None = _teacher(
+        None, "runs or exports whose mean answers the model learns, too", "RUN,RUN"
+    )
+    teacher_weight: float = _teacher(0.5, "weight of their answers in the loss of a labelled row")
+    teacher_temperature: float = _teacher(2.0, "divides the logits of both when compared")
     adapter: Literal["lora"] | None = _adapters(None, "train low-rank adapters and the head only")
     lora_rank: int = _adapters(8, "rank of the matrices of an adapter")
     lora_alpha: float = _adapters(16.0, "an adapter is multiplied by lora_alpha / lora_rank")
@@ -125,6 +143,14 @@ class ModelOptions:
     )
 
 
+#: The options of a training with a teacher or with soft labels; a run that has ended needs none.
+TEACHING = {
+    "teacher",
+    "teacher_weight",
+    "teacher_temperature",
+    "unlabelled",
+    "label_probabilities",
+}
 #: The options of ``--adapter lora``.
 LORA = {name for name in ModelOptions.__dataclass_fields__ if name.startswith("lora_")}
 
@@ -135,6 +161,9 @@ class TextOptions(ModelOptions):
 
     label_columns: str | None = _labels(None, "several columns of 0 and 1, or numbers", "NAME,NAME")
     label_separator: str | None = _labels(None, "separator of labels in a cell, such as ';'")
+    label_probabilities: str | None = _labels(
+        None, "columns of votes or probabilities of training rows", "LABEL=COLUMN,LABEL=COLUMN"
+    )
     thresholds: Literal["one", "label", "none"] = _labels(
         "one", "multi-label decision thresholds: one for all, one per label, or none: 0.5"
     )
@@ -148,6 +177,7 @@ class TextOptions(ModelOptions):
     drop_overlap: Literal["exact", "near"] = _splits(
         "exact", "drop training rows whose text is in a held-out split; near: nearly the same text"
     )
+    unlabelled: str | None = _teacher(None, "file of texts that only --teacher labels")
     text_column: str = _text("text", "column of texts")
     text_columns: str | None = _text(None, "several columns, such as a pair of texts", "NAME,NAME")
     max_length: int = _text(512, "most tokens of a text or a window, special tokens included")
@@ -234,10 +264,12 @@ def validate(recipe: Any) -> None:
         UserError: With a line for each invalid option or combination. Types are checked too,
             because values from Python did not pass the parser of the flags.
     """
-    if not isinstance(recipe.dataset, str):
-        from finetune.data import memory
+    for name in ("dataset", "unlabelled"):
+        rows = getattr(recipe, name, None)
+        if rows is not None and not isinstance(rows, str):
+            from finetune.data import memory
 
-        recipe.dataset = memory.store(recipe.dataset)
+            setattr(recipe, name, memory.store(rows))
     hints = get_type_hints(type(recipe))
     report = Findings()
     for field in dataclasses.fields(recipe):

@@ -177,7 +177,7 @@ def frozen_baseline(
 
 def _sample_rows(recipe: Recipe, arguments: FinetuneArguments | None) -> np.ndarray:
     """Return the training rows that are encoded, sorted, shape ``(rows,)``."""
-    rows = len(recipe.prepared["train"])
+    rows = len(recipe.training_rows)
     planned = 3 * rows
     if arguments is not None and arguments.max_steps > 0:
         planned = arguments.max_steps * (arguments.global_batch_size or _STEP_ROWS)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.data.prediction_columns import LABEL
 from finetune.errors import UserError, suggestion
 from finetune.recipe import Recipe, catalog
-from finetune.recipe.options import LORA, ModelOptions
+from finetune.recipe.options import LORA, TEACHING, ModelOptions
 from finetune.runs.directory import RunDirectory
 from finetune.runs.records import MANIFEST, Manifest
 from finetune.runtime.importing import read_source
@@ -122,7 +122,7 @@ class Run(RunDirectory):
             options |= {"model": str(self.path), "model_revision": None}
         recipe = catalog.of_run(manifest.recipe, path)
         if issubclass(recipe, ModelOptions):  # an adapter is merged into the model
-            options = {name: options[name] for name in options if name not in LORA}
+            options = {name: options[name] for name in options if name not in LORA | TEACHING}
             options |= {"adapter": None, "freeze": None}
         if unknown := options.keys() - {field.name for field in dataclasses.fields(recipe)}:
             names = ", ".join(sorted(unknown))

@@ -5,10 +5,13 @@ It is made to be shared: it has no local path and nothing that quotes the data, 
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from finetune.data.comma_list import split_values
 from finetune.errors import counted
 from finetune.recipe.run import Run
 from finetune.reporting import tables
@@ -51,7 +54,7 @@ def write(run: Run) -> Path:
         rows=rows,
         scores=scores,
         positive=positive,
-        facts={"splits": "", **provenance(manifest), "data": _source(run)},
+        facts={"splits": "", "teacher": "", **provenance(manifest), "data": _source(run)},
         fingerprint=manifest.data.fingerprint,
         hyperparameters=[(n, v) for n in _HYPERPARAMETERS if (v := arguments.get(n)) not in _UNSET],
         code=_code(run),
@@ -142,6 +145,7 @@ def provenance(manifest: Manifest) -> dict[str, str]:
         "data": f"{data.source}, fingerprint {data.fingerprint}",
         "rows": ", ".join(f"{count:,} {name}" for name, count in data.rows.items()),
         "splits": data.split_how,
+        "teacher": _teacher(manifest.options),
         "training": f"{manifest.steps:,} steps in {manifest.train_seconds:,.1f} s",
         "throughput": tables.format_speed(manifest.speed),
         "launch": f"{launch.parallel_mode}, {counted(launch.world_size, 'process')}, "
@@ -150,6 +154,15 @@ def provenance(manifest: Manifest) -> dict[str, str]:
         "revision": manifest.git_revision or "not from a checkout",
     }
     return {name: fact for name, fact in facts.items() if fact}
+
+
+def _teacher(options: Mapping[str, Any]) -> str:
+    """Return the names of the teachers, without their paths, and how they count."""
+    names = [Path(name).name for name in split_values(options.get("teacher") or "")]
+    if not names:
+        return ""
+    weight, temperature = options["teacher_weight"], options["teacher_temperature"]
+    return f"{', '.join(names)}, weight {weight:g}, temperature {temperature:g}"
 
 
 def _base_on_hub(manifest: Manifest) -> str | None:

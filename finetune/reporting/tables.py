@@ -11,8 +11,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from finetune.errors import counted
-from finetune.exporting.files import Export
 from finetune.exporting.push import Push
+from finetune.predicting.files import Export
 from finetune.recipe.run import Run
 from finetune.runs.records import Manifest
 from finetune.runtime.files import write_whole

@@ -19,4 +19,10 @@ def _refuse_unused(options: Options) -> Mistakes:
         yield f"--layers {options.layers}: the recipe overrides build_model()"
 
 
-RULES = (_refuse_repeated_class, _refuse_unused)
+def _require_teacher(options: Options) -> Mistakes:
+    for name in ("teacher_weight", "teacher_temperature", "unlabelled"):
+        if name in options.typed and not options.teacher:
+            yield f"--{name} {options.typed[name]}: needs --teacher RUN"
+
+
+RULES = (_refuse_repeated_class, _refuse_unused, _require_teacher)

@@ -31,6 +31,8 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     # two more seeds are derived from it
     "split_seed": ("a number from 0 to 2**32 - 3", lambda seed: 0 <= seed <= 2**32 - 3),
+    "teacher_weight": ("a share above 0, at most 1", lambda share: 0 < share <= 1),
+    "teacher_temperature": _POSITIVE,
     "label_separator": ("a character such as ';'", bool),
     "max_length": ("at least 3 tokens", lambda tokens: tokens >= 3),
     "preprocessing_num_workers": ("1 process or more", lambda processes: processes >= 1),

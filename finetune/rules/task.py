@@ -26,6 +26,16 @@ def _require_one_class(options: Options, task: Any) -> Mistakes:
         yield "--label_smoothing_factor needs one class a row"
 
 
+def _require_targets_of_teacher(options: Options, task: Any) -> Mistakes:
+    for name in ("teacher", "label_probabilities"):
+        if getattr(options, name) and options.class_sampling == "balanced":
+            yield f"--class_sampling balanced: not supported with --{name}"
+    if options.label_probabilities and not task.has_one_class:
+        yield "--label_probabilities needs one class a row"
+    if "teacher_temperature" in options.typed and not task.has_probabilities:
+        yield f"--teacher_temperature: the task {task.name} has no probabilities"
+
+
 def _require_two_classes(options: Options, task: Any) -> Mistakes:
     name = options.positive_label
     if name is None:
@@ -39,4 +49,9 @@ def _require_two_classes(options: Options, task: Any) -> Mistakes:
         yield f"--positive_label {name}: expected {' or '.join(task.labels)}"
 
 
-RULES = (_require_classes_to_weight, _require_one_class, _require_two_classes)
+RULES = (
+    _require_classes_to_weight,
+    _require_one_class,
+    _require_targets_of_teacher,
+    _require_two_classes,
+)

@@ -55,11 +55,12 @@ def missing(options: Mapping[str, Any]) -> dict[str, str]:
     revisions and the ``dataset_config`` in ``options`` count.
     """
     names = {}
-    for option, noun in (("dataset", "data set"), ("model", "model")):
+    for option in ("dataset", "unlabelled", "model"):
         name = options.get(option)
         revision = options.get(f"{option}_revision")
         config = options.get(f"{option}_config")
         if names_repository(name) and not _is_cached(option, str(name), revision, config):
+            noun = "model" if option == "model" else "data set"
             names[option] = f"the {noun} '{name}'"
             if revision:
                 names[option] += f" at revision '{revision}'"

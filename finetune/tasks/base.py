@@ -113,6 +113,21 @@ class Task(ABC, Generic[S]):
         """Return the loss of each row, shape ``(rows,)``, not reduced; see ``Recipe.loss``."""
         return self.losses[self.loss_function or next(iter(self.losses))](logits, labels)
 
+    def answers(self, logits: np.ndarray, temperature: float) -> np.ndarray:
+        """Return what a student learns from the logits of a teacher: probabilities of the logits
+        divided by a temperature, or numbers, float64, shape ``(rows, outputs)``.
+        """
+        if self.function is not None:
+            logits = logits / temperature
+        return decoding.probabilities(logits, self.function)
+
+    def divergence(
+        self, logits: torch.Tensor, answers: torch.Tensor, temperature: float
+    ) -> torch.Tensor:
+        """Return how much each row differs from :meth:`answers`, shape ``(rows,)``."""
+        divergence = losses.divergence if self.has_one_class else losses.binary_divergence
+        return divergence(logits, answers, temperature)
+
     def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray:
         """Return :func:`~finetune.tasks.losses.class_weights`, shape ``(labels,)``, float64."""
         return losses.class_weights(text, self.labels, targets)

@@ -82,6 +82,38 @@ def binary_cross_entropy(
 binary_focal = functools.partial(binary_cross_entropy, is_focal=True)
 
 
+def divergence(
+    logits: torch.Tensor, probabilities: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    """Return the divergence from the probabilities of a teacher, of Kullback and Leibler, in nats,
+    times the square of the temperature (Hinton et al., Distilling the Knowledge in a Neural
+    Network, 2015).
+
+    Args:
+        logits: Shape ``(rows, classes)``.
+        probabilities: Those of the teacher at this temperature, same shape.
+        temperature: Divides the logits.
+    """
+    from torch.nn.functional import kl_div
+
+    student = (logits / temperature).log_softmax(dim=-1)
+    return temperature**2 * kl_div(student, probabilities, reduction="none").sum(dim=-1)
+
+
+def binary_divergence(
+    logits: torch.Tensor, probabilities: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    """Return :func:`divergence` for the two outcomes of each label, averaged over the labels."""
+    import torch
+    from torch.nn.functional import binary_cross_entropy_with_logits
+
+    scaled = logits / temperature
+    losses = binary_cross_entropy_with_logits(scaled, probabilities, reduction="none")
+    pairs = torch.stack([probabilities, 1 - probabilities])
+    entropies: torch.Tensor = torch.special.entr(pairs).sum(dim=0)
+    return (losses - entropies).mean(dim=-1) * temperature**2
+
+
 def huber(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the Huber loss with delta 1, averaged over the targets: half the squared error up to
     1, above it the absolute error minus one half. A regression has targets in standard deviations.

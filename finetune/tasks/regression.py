@@ -99,6 +99,11 @@ class Regression(Task[ScoredNumbers]):
             outputs, targets = outputs / unit, targets / unit
         return super().loss(outputs, targets)
 
+    def divergence(
+        self, logits: torch.Tensor, answers: torch.Tensor, temperature: float
+    ) -> torch.Tensor:
+        return replace(self, loss_function="mse").loss(logits, answers)
+
     def initialized(self, model: torch.nn.Module, note: Tell) -> torch.nn.Module:
         """Scale a new last layer so that its outputs start with the mean and the spread of the
         training rows. Without a bias, the layer's weights have to learn the mean.

@@ -28,6 +28,7 @@ from finetune.data import encoding
 from finetune.data.lengths import cut, lengths_of, padded
 from finetune.errors import UserError
 from finetune.runtime import distributed
+from finetune.training.layout import Layout
 
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
@@ -52,6 +53,8 @@ class GlobalLoss:
         training_loss: Used in training instead of ``loss``.
         pooling: How the outputs for the windows of a document are pooled in an evaluation, ``mean``
             or ``max``; None where a row is a document.
+        layout: The columns of the labels of training rows; None if they are targets, as in an
+            evaluation.
     """
 
     loss: RowLoss
@@ -59,6 +62,7 @@ class GlobalLoss:
     class_weights: tuple[float, ...] = ()
     training_loss: RowLoss | None = None
     pooling: str | None = None
+    layout: Layout | None = None
 
     def evaluation_losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of each row in nats, shape ``(rows,)``, for an evaluation: without label
@@ -72,20 +76,38 @@ class GlobalLoss:
     def training_losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of each row, shape ``(rows,)``, with label smoothing and weights as in
         ``torch.nn.CrossEntropyLoss``: the smoothed part has the weight of each class.
+
+        Args:
+            logits: Shape ``(rows, outputs)``.
+            labels: Targets, or what :attr:`layout` says.
         """
+        if self.layout is None:
+            return self._target_losses(logits, labels)
+        targets, weights, answers = self.layout.unpack(labels)
+        losses = self._target_losses(logits, targets)
+        if self.layout.divergence is None:
+            return losses
+        return (1 - weights) * losses + weights * self.layout.divergence(logits.float(), answers)
+
+    def _target_losses(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         compute = functools.partial(
             _row_losses, self.training_loss or self.loss, logits.float(), weights=self.class_weights
         )
-        if not self.label_smoothing:
-            return compute(labels)
-        classes = (torch.full_like(labels, number) for number in range(logits.shape[-1]))
-        uniform = torch.stack(list(map(compute, classes))).mean(dim=0)
-        return (1 - self.label_smoothing) * compute(labels) + self.label_smoothing * uniform
+        is_soft = self.layout is not None and self.layout.is_soft
+        if not (self.label_smoothing or is_soft):
+            return compute(targets)
+        ids = torch.arange(logits.shape[-1], device=logits.device)
+        losses = torch.stack(list(map(compute, ids[:, None].expand(-1, len(targets)))), dim=-1)
+        uniform = losses.mean(dim=-1)
+        target_losses = (targets * losses).sum(dim=-1) if is_soft else compute(targets)
+        return (1 - self.label_smoothing) * target_losses + self.label_smoothing * uniform
 
     def row_weights(self, labels: np.ndarray) -> np.ndarray:
-        """Return the weight of each row in the divisor of its step, shape ``(rows,)``."""
+        """Return the weight of each row in the divisor of its step, shape ``(rows,)``; 1 with a
+        layout, where rows may have no class.
+        """
         weights = np.asarray(self.class_weights)
-        if self.class_weights:
+        if self.class_weights and self.layout is None:
             return weights.take(labels)
         return np.ones(len(labels))
 

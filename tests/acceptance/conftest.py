@@ -218,6 +218,12 @@ def reviews(shared_directory: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def spare(shared_directory: Path) -> Path:
+    """A TSV of 42 texts without labels, 40 of them different."""
+    return once(shared_directory / "spare.tsv", data.write_spare)
+
+
+@pytest.fixture(scope="session")
 def bert(shared_directory: Path) -> Path:
     """The directory of a BERT with 2 layers and hidden size 32, without dropout."""
     return once(shared_directory / "bert", data.write_bert)

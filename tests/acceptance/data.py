@@ -45,6 +45,14 @@ def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) 
     return path
 
 
+def write_spare(path: Path) -> Path:
+    """Write a TSV of texts without labels: 40 new ones, two of them again with other blanks."""
+    texts = [text for text, _ in labelled_sentences(40, seed=5)]
+    lines = ["text\tnote", *(f"{text}\tx" for text in texts), *(f"  {t}\ty" for t in texts[:2])]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
 def write_photos(folder: Path, rows: int = 120) -> Path:
     """Write a folder of the classes `down` and `up`: images of 8 x 8 pixels, bright on one half."""
     import numpy as np

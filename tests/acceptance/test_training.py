@@ -112,11 +112,19 @@ CASES: dict[str, dict[str, Any]] = {
     "probe": dict(label_column="is_long", task="single_label", **PROBED),
     "final epochs": dict(label_column="tags", label_separator=";", final_epochs=2),
     "refit": dict(label_column="tags", label_separator=";", refit=True, seed=7),
+    "teacher": dict(
+        label_column="verdict", teacher="teacher", unlabelled="spare", final_epochs=1,
+        label_smoothing_factor=0.1,
+    ),
+    "soft labels": dict(
+        label_column="verdict", label_probabilities="bad=says_bad,good=says_good",
+        class_weights="bad=1,good=2",
+    ),
 }  # fmt: skip
 #: Cases for several processes: three processes train one of each task, and other kinds of steps.
 IN_TWO = [name for name in CASES if name not in ("weights, smoothed", "focal")]
 IN_THREE = ["single label", "weights", "multi label", "regression", "ordinal", "windows"]
-IN_THREE += ["tokens", "rows", "images", "probe", "final epochs", "refit"]
+IN_THREE += ["tokens", "rows", "images", "probe", "final epochs", "teacher", "refit"]
 #: Processes: accumulation steps. The reference is one process with one step.
 LAUNCHES = {1: 3, 2: 2, 3: 1}
 #: Extra cases at the end of each job; the last one fails and ends it.
@@ -153,6 +161,8 @@ def write_table(directory: Path) -> Path:
                     "words": len(text.split()) + draw.random(),
                     "stars": draw.randint(1, 5),
                     "rare": "few" if draw.random() < 0.2 else "many",
+                    "says_bad": number % 3,
+                    "says_good": 1 + number % 5,
                 }
             )
         first += size
@@ -167,11 +177,12 @@ def table(shared_directory: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def sources(
-    shared_directory: Path, table: Path, bert: Path, pretrained_bert: Path, vit: Path
-) -> dict[str, str]:
+    shared_directory: Path, table: Path, bert: Path, pretrained_bert: Path, vit: Path,
+    spare: Path, single_label_run: Run,
+) -> dict[str, str]:  # fmt: skip
     photos = once(shared_directory / "photos", data.write_photos)
     paths = {"table": table, "bert": bert, "pretrained_bert": pretrained_bert}
-    paths |= {"photos": photos, "vit": vit}
+    paths |= {"photos": photos, "vit": vit, "spare": spare, "teacher": single_label_run.path}
     return {name: str(path) for name, path in paths.items()}
 
 
@@ -184,7 +195,8 @@ def options(sources: dict[str, str]) -> Options:
 
     def of_case(name: str, **more: Any) -> dict[str, Any]:
         chosen = {"dataset": "table", "model": "bert", **LAUNCHED, **CASES[name], **more}
-        chosen |= {key: sources[chosen[key]] for key in ("dataset", "model")}
+        files = {"dataset", "model", "teacher", "unlabelled"} & chosen.keys()
+        chosen |= {key: sources[chosen[key]] for key in files}
         return {key: value for key, value in chosen.items() if value is not None}
 
     return of_case

@@ -8,7 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from finetune.data.encoding import Encoder, Windows, to_rows
-from finetune.exporting.files import TOKENIZER, Facts
+from finetune.predicting.files import TOKENIZER, Facts
 from finetune.predicting.inference import Batch, Encoded, Inference, Session
 
 _NAMES = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from finetune.data.prediction_columns import cell_text, json_text
 from finetune.errors import UserError
-from finetune.predicting.request import Request, cells
+from finetune.pipeline.request import Request, cells
 from finetune.runtime.files import replacing
 from finetune.runtime.formats import SEPARATORS, escape_formula
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from finetune.errors import UserError
-from finetune.exporting import FOLDER
 from finetune.runs.records import Record
 from finetune.runtime.files import hash_file, to_json_values
 from finetune.tasks.decoding import Function
 
+FOLDER = "export"  # the default directory of an export, in that of its run
 MODEL, TOKENIZER, EXPORT = "model.onnx", "tokenizer.json", "export.json"
 
 

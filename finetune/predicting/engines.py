@@ -8,9 +8,22 @@ from typing import Any
 import numpy as np
 from joblib import cpu_count
 
-from finetune.errors import RunError, UserError, first_line
-from finetune.exporting.files import MODEL, Facts
+from finetune.errors import RunError, UserError, first_line, suggestion
+from finetune.predicting.files import MODEL, Facts
 from finetune.predicting.inference import Batch, Session
+from finetune.runtime.importing import require_packages
+
+ENGINES = ("torch", "onnxruntime", "openvino")
+
+
+def require_engine(engine: str) -> None:
+    """Raise a ``UserError`` if an engine is unknown, or that says how to install it."""
+    if engine not in ENGINES:
+        expected = f"expected {', '.join(ENGINES)}{suggestion(engine, ENGINES)}"
+        raise UserError(f"--engine {engine}: {expected}")
+    if engine != "torch":
+        extra = "onnx" if engine == "onnxruntime" else engine
+        require_packages(f"--engine {engine}", engine, extra=extra)
 
 
 class OnnxSession(Session):

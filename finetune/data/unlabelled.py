@@ -1,0 +1,75 @@
+"""Read ``--unlabelled``: rows of texts that only a teacher labels."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from datasets import Dataset, DatasetDict
+
+from finetune.data import ROW, digests, tokenize
+from finetune.data.columns import find_texts, require_columns
+from finetune.data.sources import Source
+from finetune.data.splits import ORDER, Plan
+from finetune.data.targets import refuse_or_drop
+from finetune.errors import Findings, UserError
+
+#: The name of these rows where others have that of their split.
+NAME = "unlabelled"
+
+
+def read_unlabelled(
+    source: Source, columns: Sequence[str], splits: DatasetDict, plan: Plan, report: Findings
+) -> Dataset:
+    """Return the rows of a source that are in no split, each once. The columns are ``_row``,
+    ``text``, of several columns ``texts``, and ``label``, which has no meaning.
+
+    Args:
+        source: It has no other split than ``train``. Labels in it are not read.
+        columns: The names of the text columns.
+        splits: The rows of the data.
+        plan: Whether rows without a text, and near duplicates, are dropped.
+        report: Gets the number of rows that are dropped, by reason.
+
+    Raises:
+        UserError: If it cannot be read, or lacks a column or a text; or if no row is left.
+    """
+    findings = Findings()
+    findings.find_places = lambda _, rows: source.find_places("train", rows)
+    dataset = source.load(findings)
+    if len(dataset) > 1:
+        raise UserError(f"--{NAME}: expected one split, found {', '.join(dataset)}")
+    rows = dataset["train"]
+    flag = "--text_columns" if len(columns) > 1 else "--text_column"
+    require_columns(DatasetDict({NAME: rows}), {flag: columns}, findings)
+    rows = rows.select_columns([ROW, *columns])
+    is_valid = np.ones(len(rows), dtype=bool)
+    for column in columns:
+        mask = find_texts(rows, column)
+        description, fix = f"without a text in '{column}'", "--drop_invalid leaves them out"
+        missing = np.flatnonzero(~mask)
+        refuse_or_drop(findings, description, fix, missing, rows, NAME, plan.drop_invalid)
+        is_valid &= mask
+    findings.raise_errors()
+    rows = rows.select(np.flatnonzero(is_valid))
+    if len(columns) > 1:
+        rows = tokenize.combined(DatasetDict({NAME: rows}), columns)[NAME]
+    elif columns[0] != "text":
+        rows = rows.rename_column(columns[0], "text")
+    train = splits["train"]
+    label = [train[0]["label"]] * len(rows)
+    rows = rows.add_column("label", label, feature=train.features["label"])
+    dataset = DatasetDict({**splits, NAME: rows})
+    index = pd.concat(
+        pd.DataFrame({"split": name, "row": range(len(dataset[name])), "label": 0})
+        for name in (*ORDER, NAME)
+    ).reset_index(drop=True)
+    index["split"] = pd.Categorical(index["split"], [*ORDER, NAME], ordered=True)
+    index = digests.drop_repeated(index, dataset, "text", plan, findings)
+    for finding in findings.findings:
+        if finding.split == NAME or finding.name == "reading":
+            report.info(findings.text(finding), finding.name)
+    rows = rows.select(index.loc[index["split"] == NAME, "row"].to_numpy())
+    if not len(rows):
+        reasons = "; ".join(findings.sentences("warning", "info"))
+        raise UserError(f"--{NAME}: no rows are left: {reasons}")
+    return rows
