@@ -1,7 +1,7 @@
 """Sentiment of reviews, positive or negative, on BERT base uncased.
 
 python -m finetune sentiment
-torchrun --nproc_per_node=2 -m finetune sentiment --embedded    # no Hub: Rotten Tomatoes
+python -m finetune sentiment --embedded --num_processes 2    # no Hub: Rotten Tomatoes
 """
 
 from typing import TYPE_CHECKING

@@ -2,7 +2,7 @@
 
 python -m finetune yelp
 python -m finetune yelp --train_samples 1000 --eval_samples 500     # a quick try
-torchrun --nproc_per_node=2 -m finetune yelp --embedded             # no Hub: IMDB, two classes
+python -m finetune yelp --embedded --num_processes 2                # no Hub: IMDB, two classes
 """
 
 from finetune import TextRecipe

@@ -3,14 +3,18 @@
 python -m finetune RECIPE [flags]
 """
 
+import contextlib
+import json
 import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from finetune.errors import UserError, suggestion
+from finetune.errors import UserError, first_line, masked, suggestion
 from finetune.recipe import catalog
 from finetune.runtime import __version__, distributed, stopping
+from finetune.runtime.files import to_json_values
 
 VERBS = {
     "train": "fine-tune a recipe, the same as `python -m finetune RECIPE`: train RECIPE",
@@ -26,10 +30,12 @@ VERBS = {
     "report": "regenerate the report, plots and model card of a run: report RUN",
     "doctor": "show devices, network and versions; under torchrun, also time an all-reduce",
     "list": "list the recipes, or the runs in a directory: list [DIRECTORY]",
+    "skill": "install the skill that tells an agent how to use this: skill [DIRECTORY]",
 }
 
 _USAGE = """\
 usage: python -m finetune RECIPE [flags]
+       python -m finetune RECIPE [flags] --num_processes 2
        torchrun --nproc_per_node=2 -m finetune RECIPE [flags]
        accelerate launch -m finetune RECIPE [flags]
 
@@ -46,6 +52,9 @@ python -m finetune --version"""
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command.
 
+    With ``--json``, standard output has one JSON object: the answer, or the errors. All else that
+    is printed goes to standard error.
+
     Args:
         words: The command-line arguments; ``sys.argv[1:]`` if None.
 
@@ -58,20 +67,40 @@ def main(words: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no C++ stacks of closed connections
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no "USDT: profiler_start" from --profile
     stopping.keep_secrets()
+    is_json = "--json" in words
     try:
-        return _run(list(words))
+        with contextlib.ExitStack() as stack:
+            if is_json:
+                stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+            answer = _run(list(words))
+        if isinstance(answer, int):
+            return answer
+        return _print_json(answer)
     except BrokenPipeError:  # e.g. `| head` closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (stopping.Stopped, Exception) as error:
-        return stopping.stop(error)
+        status = stopping.stop(error)
+        messages = getattr(error, "mistakes", None) or [masked(first_line(error))]
     except KeyboardInterrupt:
         if distributed.is_main_process():
             print("interrupted", file=sys.stderr)
-        return 130
+        status = 130
+        messages = ["interrupted"]
+    if is_json:
+        _print_json({"status": status, "errors": messages})
+    return status
 
 
-def _run(words: list[str]) -> int:
+def _print_json(answer: Mapping[str, Any]) -> int:
+    """Print the answer of a verb as strict JSON, from rank 0 only, and return its exit status."""
+    answer = {"schema": 1, "status": 0, **answer}
+    if distributed.is_main_process():
+        print(json.dumps(to_json_values(answer), indent=2, allow_nan=False), flush=True)
+    return int(answer["status"])
+
+
+def _run(words: list[str]) -> Any:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_USAGE.format(recipes=_table(catalog.summaries()), verbs=_table(VERBS)))
         return 0
@@ -80,15 +109,7 @@ def _run(words: list[str]) -> int:
         return 0
     verb, *rest = words
     if verb == "list":
-        if len(rest) > 1:
-            raise UserError(f"list: expected at most a directory, found {' '.join(rest)}")
-        if rest in ([], ["--help"]):
-            print(_table(catalog.summaries()))
-        else:
-            from finetune.sets.listing import list_runs
-
-            print(_table(list_runs(*rest)))
-        return 0
+        return _list([word for word in rest if word != "--json"], is_json="--json" in rest)
     if verb not in VERBS:
         names = catalog.summaries()
         if not (verb in names or verb.endswith(".py")):
@@ -99,7 +120,7 @@ def _run(words: list[str]) -> int:
                 "recipe file, .py)"
             )
         verb, rest = "train", words
-    one_process = ("check", "compare", "export", "push", "report", "serve")
+    one_process = ("check", "compare", "export", "push", "report", "serve", "skill")
     if verb in one_process and distributed.under_launcher():
         raise UserError(f"{verb} runs in one process: type python -m finetune {verb} ...")
     if verb not in ("doctor", "search"):  # processes of a search are its workers
@@ -107,7 +128,26 @@ def _run(words: list[str]) -> int:
     from finetune.cli import console, verbs
 
     warnings.showwarning = lambda message, *_, **__: console.print_stderr(str(message))
-    return int(getattr(verbs, verb)(rest))
+    return getattr(verbs, verb)(rest)
+
+
+def _list(words: list[str], is_json: bool) -> Any:
+    """List the recipes, or the runs in a directory."""
+    if len(words) > 1:
+        raise UserError(f"list: expected at most a directory, found {' '.join(words)}")
+    if words in ([], ["--help"]):
+        recipes = catalog.summaries()
+        if is_json:
+            return {"recipes": recipes}
+        print(_table(recipes))
+        return 0
+    from finetune.sets.listing import describe, list_runs
+
+    runs = list_runs(*words)
+    if is_json:
+        return {"runs": runs}
+    print(_table({name: describe(facts) for name, facts in runs.items()}))
+    return 0
 
 
 def _table(descriptions: Mapping[str, str]) -> str:

@@ -10,11 +10,18 @@ from finetune.errors import UserError, suggestion
 from finetune.recipe import ImageRecipe, TextRecipe
 from finetune.runtime.formats import QUOTING
 
+#: What a subcommand returns: its exit status, or with ``--json`` what is printed.
+Answer = int | Mapping[str, Any]
 RECIPE = {"recipe": "name of a recipe, or path of a recipe file; its flags follow"}
 #: The flag of all subcommands that read a run; RUN has the arguments if they also run its model.
 TRUST = {
     "--trust_recipe": "import the recipe and metric files that the run names, which executes their "
     "code, and print their paths and sha256 (default: only installed recipes are imported)"
+}
+JSON = {"--json": "print one JSON object to standard output, all else to standard error"}
+PROCESSES = {
+    "--num_processes COUNT": "run in this number of processes of this machine; gpu or auto: one "
+    "per GPU"
 }
 RUN = {
     "run": "directory of a run, e.g. runs/yelp",
@@ -38,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(
         self,
-        verb: Callable[[Sequence[str]], int],
+        verb: Callable[[Sequence[str]], Answer],
         flags: Mapping[str, str],
         reading: Sequence[str] = (),
     ) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 from tqdm import tqdm
 
 from finetune.cli import console
-from finetune.cli.parser import RUN, Parser
+from finetune.cli.launch import start_processes
+from finetune.cli.parser import JSON, PROCESSES, RUN, Answer, Parser
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import throttle
 from finetune.predicting import READING, Options
@@ -27,14 +28,16 @@ _FLAGS = {
     "--precision fp32|bf16": "precision of the computation (default: bf16 for text classification "
     "where the device supports it natively, else fp32)",
     "--batch_tokens N": "tokens per batch with padding (default: 1024 on a CPU, 65536 on a GPU)",
+    **PROCESSES,
+    **JSON,
 }
 
 
-def predict(words: Sequence[str]) -> int:
+def predict(words: Sequence[str]) -> Answer:
     """Label new rows with the model of a run.
 
         python -m finetune predict runs/yelp reviews.csv --output predicted.csv
-        torchrun --nproc_per_node=2 -m finetune predict runs/yelp reviews.csv --output predicted.csv
+        python -m finetune predict runs/yelp reviews.csv --output predicted.csv --num_processes 2
         python -m finetune predict runs/yelp --text "The soup was cold."
         python -m finetune predict runs/pairs --text "A man sleeps." --text "He is awake."
         cat sentences.txt | python -m finetune predict runs/yelp -
@@ -65,9 +68,13 @@ def predict(words: Sequence[str]) -> int:
     )
     typed = parser.parse_args(words)
     options = {option.name: getattr(typed, option.name) for option in fields(Options)}
-    if typed.text and (typed.output or typed.resume or distributed.under_launcher()):
+    is_parallel = typed.num_processes is not None or distributed.under_launcher()
+    if typed.text and (typed.output or typed.resume or is_parallel):
         raise UserError("--text: --output, --resume and several processes need INPUT")
+    if typed.json and not (typed.text or typed.output):
+        raise UserError("--json needs --text or --output: standard output would have the rows, too")
     run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
+    start_processes("predict", words)
     hub.go_offline({})  # the run has everything that predict needs
     console.import_libraries("finetune.pipeline.predict", "finetune.models.pretrained")
     from finetune.pipeline import predict as pipeline
@@ -77,6 +84,8 @@ def predict(words: Sequence[str]) -> int:
         options["all_probabilities"] = run.kind.has_probabilities
         rows = [tuple(typed.text)] if len(typed.text) > 1 else typed.text
         predictions = pipeline.predict(run, rows, **options)
+        if typed.json:
+            return {"predictions": predictions.to_dict("records")}
         console.print_line(run.kind.sentence(predictions.iloc[0], most_labels))
         return 0
     print_event = throttle(lambda event: console.print_stderr(str(event)))
@@ -94,6 +103,8 @@ def predict(words: Sequence[str]) -> int:
         prediction = pipeline.predict_file(
             run, typed.input, output, resume=typed.resume, progress=show_progress, **options
         )
+    if typed.json:
+        return vars(prediction)
     if typed.output:
         console.print_line(
             f"{counted(prediction.rows, 'row')} saved to {prediction.output}; throughput: "

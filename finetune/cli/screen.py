@@ -122,8 +122,8 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
     devices = distributed.devices_in_training(arguments.use_cpu)
     if arguments.world_size > 1 or devices == 1:
         return [line]
-    torchrun = f"torchrun --nproc_per_node={devices} {command.removeprefix('python ')}"
-    return [line, f"faster: {torchrun}; to use one GPU only: CUDA_VISIBLE_DEVICES=0"]
+    faster = f"{command} --num_processes {devices}"
+    return [line, f"faster: {faster}; to use one GPU only: CUDA_VISIBLE_DEVICES=0"]
 
 
 def _batch_sizes(arguments: FinetuneArguments) -> str:

@@ -1,20 +1,22 @@
 """The subcommands: each function parses, calls the pipeline and prints.
 
-Its docstring is shown by ``--help``. Under a launcher every rank runs it; rank 0 prints.
+It returns the exit status, or with ``--json`` the answer (docs/json.md). Its docstring is shown by
+``--help``. Under a launcher every rank runs it; rank 0 prints.
 """
 
 import itertools
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from finetune.checking import summary
 from finetune.cli import console
-from finetune.cli.parser import RECIPE, RUN, TRUST, Parser
+from finetune.cli.launch import start_processes
+from finetune.cli.parser import JSON, PROCESSES, RECIPE, RUN, TRUST, Answer, Parser
 from finetune.cli.predict import predict as predict
 from finetune.config.settings import Settings, require_hub
 from finetune.errors import Finding, UserError, counted
@@ -22,39 +24,67 @@ from finetune.predicting import READING
 from finetune.recipe import catalog
 from finetune.recipe.run import Run
 from finetune.runtime import distributed, hub, stopping
+from finetune.runtime.files import write_whole
 from finetune.runtime.importing import require_packages
 from finetune.sets import is_set, require_optuna
 from finetune.training.options import without_none
 
 
-def train(words: Sequence[str]) -> int:
+def train(words: Sequence[str]) -> Answer:
     """Fine-tune a recipe: python -m finetune train RECIPE [flags]. The word `train` is optional.
 
     The flags of a recipe: python -m finetune RECIPE --help
     """
     recipe = Parser(train, RECIPE).parse_args(words[:1]).recipe
-    flags = words[1:]
+    flags = [word for word in words[1:] if word != "--json"]
     recipe_class = catalog.find(recipe)
     if {"-h", "--help"} & set(flags):
         from finetune.config.parser import RecipeParser
 
-        print(RecipeParser(recipe_class).format_help(), end="")
+        parser = RecipeParser(recipe_class)
+        parser.groups["run"].add_argument("--json", action="store_true", help=JSON["--json"])
+        print(parser.format_help(), end="")
         return 0
     require_hub(recipe_class, flags)
+    start_processes("train", words)
     console.import_libraries("finetune.training.trainer")
     from finetune.cli.screen import print_event
     from finetune.pipeline.train import run_training
 
     with stopping.handled():
-        run_training(Settings.from_command_line(recipe, flags), print_event)
-    return 0
+        settings = Settings.from_command_line(recipe, flags)
+        run = run_training(settings, print_event)
+    if "--json" not in words or not distributed.is_main_process():
+        return 0
+    if settings.dry_run:
+        return {"run": run.path, "dry_run": True}
+    return {"run": run.path, **_describe_run(run)}
+
+
+def _describe_run(run: Run) -> dict[str, Any]:
+    from finetune.reporting import tables
+
+    manifest = run.manifest
+    return {
+        "task": manifest.task,
+        "labels": manifest.labels,
+        "rows": manifest.data.rows,
+        "findings": manifest.data.findings,
+        "steps": manifest.steps,
+        "validation": run.metrics.validation,
+        "test": run.metrics.test,
+        "intervals": run.statistics.metrics,
+        "baseline": run.metrics.baseline,
+        "differences": run.statistics.differences,
+        "verdicts": tables.verdicts(run),
+    }
 
 
 def repeat(words: Sequence[str]) -> int:
     """Train a recipe with several seeds, on the same splits.
 
         python -m finetune repeat sentiment --seeds 5
-        torchrun --nproc_per_node=2 -m finetune repeat sentiment --seeds 5 --learning_rate 5e-5
+        python -m finetune repeat sentiment --seeds 5 --learning_rate 5e-5 --num_processes 2
         python -m finetune compare runs/sentiment-seeds runs/other-seeds
 
     It prints the test scores of each seed, their standard deviation, and their mean with a
@@ -95,6 +125,7 @@ def _run_set(
         require_optuna()
     if "model=" not in options.get("space", ""):  # those may be on the Hub
         require_hub(catalog.find(recipe), recipe_flags)
+    start_processes(verb.__name__, words)
     console.import_libraries("finetune.training.trainer")
     from finetune.cli.screen import print_event
     from finetune.sets.repeat import run_repeat
@@ -118,7 +149,7 @@ def _print_set(path: Any, trust_recipe: bool = False) -> int:
     return 0
 
 
-def check(words: Sequence[str]) -> int:
+def check(words: Sequence[str]) -> Answer:
     """Find errors and suspicious rows before training.
 
         python -m finetune check text --dataset tickets.csv --model NAME
@@ -135,7 +166,7 @@ def check(words: Sequence[str]) -> int:
         **RECIPE,
         "--deep": "also find near duplicates, words and columns that reveal the label, probably "
         "wrong labels, and other languages; about two minutes for 25,000 long texts",
-        "--json": "print one JSON document instead of text",
+        **JSON,
         "--suspects FILE.csv": "write the suspicious rows; correct them in a spreadsheet, then "
         "train with --relabel FILE.csv or --exclude FILE.csv",
     }
@@ -162,9 +193,7 @@ def check(words: Sequence[str]) -> int:
         result = checking.Check(findings=mistakes)
     if typed.json:
         verdict = {0: "ok", 2: "error", 3: "warning"}[result.status]
-        facts = {"schema": 2, "status": result.status, "verdict": verdict, **asdict(result)}
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
-        return result.status
+        return {"schema": 2, "status": result.status, "verdict": verdict, **asdict(result)}
     if result.splits:
         rows = summary.describe_splits(result.splits)
         console.print_line(f"task: {result.task.replace('_', ' ')}")
@@ -184,12 +213,12 @@ def check(words: Sequence[str]) -> int:
     return result.status
 
 
-def evaluate(words: Sequence[str]) -> int:
+def evaluate(words: Sequence[str]) -> Answer:
     """Evaluate the model of a run.
 
         python -m finetune evaluate runs/yelp                      # its own test set again
         python -m finetune evaluate runs/yelp --data new.csv       # other data
-        torchrun --nproc_per_node=2 -m finetune evaluate runs/yelp
+        python -m finetune evaluate runs/yelp --num_processes 2    # faster on several cores or GPUs
 
     The test set is loaded, split and tokenized as for the training; the command refuses if its rows
     have changed. Other data needs the columns that the run was trained on; its labels are matched
@@ -209,10 +238,15 @@ def evaluate(words: Sequence[str]) -> int:
         **RUN,
         "--data FILE": "evaluate on this file, directory or data set on the Hub instead",
         "--per_device_eval_batch_size N": "rows per batch and device (default: 32)",
+        **PROCESSES,
+        **JSON,
     }
     typed = vars(Parser(evaluate, flags, reading).parse_args(words))
     options = {n: v for n, v in typed.items() if v is not None and v is not False}  # 0 is typed
     run = Run.load(options.pop("run"), trust_recipe=options.pop("trust_recipe", False))
+    options.pop("num_processes", None)
+    start_processes("evaluate", words)
+    is_json = options.pop("json", False)
     data = options.get("data")
     sources = {"dataset": data} if data else {**run.manifest.options, "model": None}
     hub.go_offline(sources)
@@ -222,6 +256,8 @@ def evaluate(words: Sequence[str]) -> int:
     from finetune.reporting import tables
 
     result = evaluate_run(run, progress=print_event, **options)
+    if is_json:
+        return {"run": run.path, **asdict(result)}
     console.print_parts(*tables.evaluation(result))
     return 0
 
@@ -304,7 +340,7 @@ def push(words: Sequence[str]) -> int:
     return 0
 
 
-def compare(words: Sequence[str]) -> int:
+def compare(words: Sequence[str]) -> Answer:
     """Compare each run with the first one, on the same test rows.
 
         python -m finetune compare runs/yelp runs/yelp.1
@@ -313,7 +349,7 @@ def compare(words: Sequence[str]) -> int:
     The page shows the rows on which their predictions differ.
     """
     page = "page to write or replace (default: comparison.html, or comparison.1.html and so on)"
-    parser = Parser(compare, {"--output PAGE": page, **TRUST})
+    parser = Parser(compare, {"--output PAGE": page, **TRUST, **JSON})
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of two or more runs")
     typed = parser.parse_args(words)
     if any(map(is_set, typed.runs)):
@@ -321,13 +357,20 @@ def compare(words: Sequence[str]) -> int:
 
         if typed.output:
             raise UserError("--output: a comparison of sets of runs has no page")
-        console.print_parts(*compare_sets(typed.runs, typed.trust_recipe))
+        table, verdict, facts = compare_sets(typed.runs, typed.trust_recipe)
+        if typed.json:
+            return {"names": typed.runs, **facts, "verdicts": [verdict]}
+        console.print_parts(table, verdict)
         return 0
     from finetune.pipeline.compare import compare as compare_runs
     from finetune.reporting import tables
 
     page = typed.output or _free_page()
     comparison = compare_runs(typed.runs, page, trust_recipe=typed.trust_recipe)
+    if typed.json:
+        facts = vars(comparison) | {"disagreements": len(comparison.disagreements), "page": page}
+        del facts["tables"]
+        return facts
     settings = tables.settings(comparison.names, comparison.settings)
     note = f"predictions differ on {counted(len(comparison.disagreements), 'row')}: see {page}"
     scores = comparison.scores(comparison.headline)
@@ -364,33 +407,77 @@ def report(words: Sequence[str]) -> int:
     return 0
 
 
-def doctor(words: Sequence[str]) -> int:
+def doctor(words: Sequence[str]) -> Answer:
     """Show devices, network and versions before a job.
 
     Under a launcher, the ranks also connect to each other and time an all-reduce:
 
         python -m finetune doctor
-        torchrun --nproc_per_node=2 -m finetune doctor
+        python -m finetune doctor --num_processes 2
         torchrun --nnodes=2 --node_rank=0 --master_addr=ADDRESS -m finetune doctor   # on each
     """
-    Parser(doctor, {}).parse_args(words)
+    typed = Parser(doctor, {**PROCESSES, **JSON}).parse_args(words)
+    start_processes("doctor", words)
     from finetune.pipeline import doctor as machine
 
+    facts: dict[str, Any] = dict(machine.describe_machine())
+    for title, block in facts.items():
+        console.print_block(title, block)
     world_size = distributed.ranks().world_size
-    for title, facts in machine.describe_machine().items():
-        console.print_block(title, facts)
-    if world_size == 1:
-        return 0
+    if world_size > 1:
+        facts |= _time_all_reduces(world_size)
+    if typed.json:
+        return facts
+    return 0
+
+
+def _time_all_reduces(world_size: int) -> dict[str, Any]:
+    """Connect the ranks, and print and return how long an all-reduce takes."""
+    from finetune.pipeline import doctor as machine
+
     distributed.join_process_group(None, 60, use_cpu=False)
     hosts = distributed.gather(os.uname().nodename)
     names = ", ".join(dict.fromkeys(hosts))
     console.print_line(f"\n{len(hosts)} of {world_size} ranks connected, on {names}")
     bus_factor = 2 * (world_size - 1) / world_size  # from nccl-tests, doc/PERFORMANCE.md
     rows = []
+    times = []
     for size, seconds in machine.time_all_reduces():
+        times.append({"bytes": size, "seconds": seconds})
         speed = size / seconds / 1e9
         speeds = f"{speed:.2f}", f"{speed * bus_factor:.2f}"
         rows.append([f"{size / 1e6:.0f} MB", f"{seconds * 1e3:.2f}", *speeds])
     console.print_columns(["all-reduce", "ms", "GB/s", "bus GB/s"], rows)
     distributed.leave_process_group()
+    return {"hosts": hosts, "all_reduces": times}
+
+
+def skill(words: Sequence[str]) -> int:
+    """Install the skill that tells an agent how to use this toolkit.
+
+        python -m finetune skill                     # into .agents/skills
+        python -m finetune skill ~/my-agent/skills
+
+    It prints the path of the file.
+    """
+    parser = Parser(skill, {"--force": "replace the file, even if it is a different one"})
+    parser.add_argument(
+        "directory",
+        metavar="DIRECTORY",
+        nargs="?",
+        default=".agents/skills",
+        help="where your agent looks for skills (default: .agents/skills)",
+    )
+    typed = parser.parse_args(words)
+    name = "finetune-classifier/SKILL.md"
+    content = (resources.files("finetune") / "skills" / name).read_text(encoding="utf-8")
+    path = Path(typed.directory).expanduser() / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.read_bytes() != content.encode() and not typed.force:
+            raise UserError(f"{path} is a different file: to replace it, add --force")
+        write_whole(path, content)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error}") from error
+    console.print_line(str(path))
     return 0

@@ -30,6 +30,9 @@ class RunOptions:
     embedded: bool = _run(False, "use data and model of installed packages, without the Hub")
     config: str | None = _run(None, "YAML file of options; flags override it", "FILE.yaml")
     dry_run: bool = _run(False, "stop after one collated batch, and write nothing")
+    num_processes: str | None = _run(
+        None, "train in this number of processes of this machine; gpu or auto: one per GPU", "COUNT"
+    )
 
 
 RUN_OPTIONS = tuple(field.name for field in dataclasses.fields(RunOptions))
@@ -74,7 +77,7 @@ class RecipeParser(HfArgumentParser):
         self.types = {name: set(alternatives(hints[name])) for name in arguments}
         self.names = {*self.option_names, *arguments, *RUN_OPTIONS}
         self.flags: list[str] = []
-        if clashes := sorted(self.option_names & {*arguments, *RUN_OPTIONS, *REFUSED}):
+        if clashes := sorted(self.option_names & {*arguments, *RUN_OPTIONS, *REFUSED, "json"}):
             raise UserError(
                 f"{recipe.__name__}: the options {', '.join(clashes)} are named like training "
                 "arguments or run options: set their defaults in `training`, or rename them"

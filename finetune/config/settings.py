@@ -14,7 +14,7 @@ import functools
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -97,7 +97,7 @@ class Settings:
             if options.get(name) is not None:
                 options = {**options, name: memory.store(options[name])}
         parser = RecipeParser(catalog.find(recipe))
-        hints = {**get_type_hints(RunOptions), "output_dir": str}
+        hints = {**get_type_hints(RunOptions), "output_dir": str, "num_processes": Any}
         keywords: dict[str, Any] = {}
         for name, value in options.items():
             if name not in parser.names:
@@ -109,7 +109,13 @@ class Settings:
                 keywords[name] = value
         words = [f"{name}={value!r}" for name, value in keywords.items()]
         command = f"finetune.train({', '.join([repr(catalog.origin(parser.recipe)), *words])})"
-        return dataclasses.replace(cls._resolve(parser, keywords, command), typed=options)
+        settings = cls._resolve(parser, keywords, command)
+        if (number := settings.user_options.get("num_processes")) is not None:
+            settings.report.error(
+                f"num_processes={number} is for the command line: leave it out, and call "
+                f"finetune.launch(recipe, num_processes={number}, ...)"
+            )
+        return dataclasses.replace(settings, typed=options)
 
     @classmethod
     def _resolve(cls, parser: RecipeParser, typed: dict[str, Any], command: str) -> Settings:
@@ -199,6 +205,29 @@ class Settings:
         return arguments
 
 
+def typed_options(names: Iterable[str], flags: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return options as they are typed, without importing libraries; mistakes are left to the
+    parser of the recipe.
+
+    Args:
+        names: The names of options to find among the flags.
+        flags: The flags of a recipe.
+
+    Returns:
+        The texts of these options and of all options in the config file, and the other words. The
+        text of a flag without a value is empty.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in (*names, "config"):
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="")
+    namespace, other_words = parser.parse_known_args(flags)
+    options = without_none(vars(namespace))
+    with contextlib.suppress(UserError):
+        if "config" in options:
+            options = {**_load_yaml(options["config"]), **options}
+    return options, other_words
+
+
 def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
     """Require the Hub if data or model must be downloaded, before libraries are imported; set
     ``HF_HUB_OFFLINE`` if nothing must be. The parser reports mistakes in the flags.
@@ -206,14 +235,8 @@ def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
     Raises:
         UserError: If the Hub does not answer and the flags cannot have other mistakes.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in (*_SOURCES, "config", "embedded"):
-        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="")
-    namespace, other_words = parser.parse_known_args(flags)
-    options = without_none(vars(namespace))
-    with contextlib.suppress(UserError):
-        if "config" in options:
-            options = {**_load_yaml(options["config"]), **options}
+    options, other_words = typed_options((*_SOURCES, "embedded", "num_processes"), flags)
+    options.pop("num_processes", None)
     is_on = {name for name, value in options.items() if str(value).lower() in _TRUE}
     if is_on & set(_SOURCES):  # a source is "on" if its value is missing
         return

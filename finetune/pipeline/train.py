@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -72,7 +72,8 @@ def train(
     Raises:
         UserError: If the options or the data have errors; it lists all of them.
     """
-    return launch(recipe, num_processes=1, progress=progress, **options)
+    distributed.refuse_separate_processes()
+    return run_training(_settings(recipe, options), progress)
 
 
 def launch(
@@ -100,16 +101,12 @@ def launch(
     """
     from accelerate import notebook_launcher
 
-    distributed.refuse_separate_processes()
     if num_processes < 1:
         raise UserError(f"num_processes={num_processes}: expected 1 or more")
-    settings = Settings.from_keywords(recipe, options)
-    if settings.dry_run:
-        settings.report.error(
-            "dry_run is for the command line: in Python, use recipe.splits and recipe.prepared"
-        )
     if num_processes == 1:
-        return run_training(settings, progress)
+        return train(recipe, progress=progress, **options)
+    distributed.refuse_separate_processes()
+    settings = _settings(recipe, options)
     with reporting(progress):
         prepared = prepare(dataclasses.replace(settings, dry_run=True))
     settings = dataclasses.replace(settings, recipe=prepared.settings.recipe)  # with its rows
@@ -128,6 +125,15 @@ def launch(
             rdzv_endpoint="127.0.0.1:0",  # torch chooses the port
         )
     return Run.load(settings.output_dir)
+
+
+def _settings(recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any]) -> Settings:
+    settings = Settings.from_keywords(recipe, options)
+    if settings.dry_run:
+        settings.report.error(
+            "dry_run is for the command line: in Python, use recipe.splits and recipe.prepared"
+        )
+    return settings
 
 
 def run_training(

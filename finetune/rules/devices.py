@@ -35,7 +35,7 @@ def _require_gpu_for_each_process(options: Options) -> Mistakes:
     gpus = torch.accelerator.device_count()
     if ranks.world_size > 1 and not options.use_cpu and ranks.local_world_size > gpus:
         count = f"{ranks.local_world_size} processes on a machine with {gpus} GPUs"
-        yield f"{count}: each needs its own; use --nproc_per_node={gpus} or --use_cpu"
+        yield f"{count}: each needs its own; start {gpus}, or add --use_cpu"
 
 
 def _require_devices_to_shard(options: Options) -> Mistakes:

@@ -34,6 +34,8 @@ _MPI = (
         "LOCAL_WORLD_SIZE": "MPI_LOCALNRANKS",
     },
 )
+#: The role of processes that ``--num_processes`` starts.
+ROLE = "num_processes"
 _GROUPS = itertools.count()  # the process groups that this process has joined
 
 
@@ -83,6 +85,11 @@ def under_launcher() -> bool:
     return not {"RANK", "ACCELERATE_MIXED_PRECISION"}.isdisjoint(os.environ)
 
 
+def is_worker() -> bool:
+    """Return whether ``--num_processes`` started this process."""
+    return os.environ.get("ROLE_NAME") == ROLE  # of torch's elastic agent
+
+
 def refuse_separate_processes() -> None:
     """Refuse processes that would be separate runs, as their launcher does not tell torch of them.
 
@@ -109,7 +116,7 @@ def refuse_separate_processes() -> None:
 
 def launcher() -> list[str]:
     """Return the words of the command that launched this job, without ``-m finetune``."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    if "TORCHELASTIC_RUN_ID" not in os.environ or is_worker():  # the latter's flags have the number
         return ["python"]
     words = ["torchrun", f"--nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"]
     if machines() > 1:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from finetune.errors import UserError
 from finetune.pipeline.compare import read_same_rows
@@ -20,13 +21,14 @@ from finetune.statistics.metrics import has_interval
 
 def compare_sets(
     paths: Sequence[str | Path | RunSet], trust_recipe: bool = False
-) -> tuple[Table, str]:
+) -> tuple[Table, str, dict[str, Any]]:
     """Compare the means of two sets of seeds on the same test rows; for ``trust_recipe`` see
     :meth:`Run.load`.
 
     Returns:
-        A table of the means and their difference, with intervals for other seeds and other rows,
-        and a sentence that says whether the second set is better.
+        A table of the means and their difference, with intervals for other seeds and other rows, a
+        sentence that says whether the second set is better, and the numbers: ``rows``, ``metrics``
+        of each set, and their ``differences``.
 
     Raises:
         UserError: If there are not two sets, or if their test rows differ.
@@ -50,8 +52,12 @@ def compare_sets(
             gaps[name] = asdict(difference_over_seeds(*replicates))
     lines = []
     names = list(map(str, paths))
+    facts: dict[str, Any] = {"rows": len(rows[0]), "metrics": [], "differences": [gaps]}
     for name, part in zip(names, parts, strict=True):
-        lines.append(score_row(name, estimate_means(part, metrics), headline))
+        means = estimate_means(part, metrics)
+        facts["metrics"].append(means)
+        lines.append(score_row(name, means, headline))
     lines.append(score_row("difference", gaps, headline, signed=True))
     verdict = judge(names[1], names[0], gaps, headline, directions(first[0].manifest))
-    return Table(f"Means over seeds, {len(rows[0]):,} test rows", ["", *headline], lines), verdict
+    table = Table(f"Means over seeds, {len(rows[0]):,} test rows", ["", *headline], lines)
+    return table, verdict, facts

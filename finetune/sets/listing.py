@@ -1,7 +1,9 @@
 """List the runs and the sets of runs in a directory; torch is not imported."""
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from finetune.errors import UserError, counted
 from finetune.recipe.run import Run
@@ -10,26 +12,40 @@ from finetune.runs.records import MANIFEST, Manifest
 from finetune.sets import is_set
 
 
-def list_runs(directory: str | Path) -> dict[str, str]:
-    """Return status and test scores of each run in a directory, and the size of each set of runs.
+def list_runs(directory: str | Path) -> dict[str, dict[str, Any]]:
+    """Return facts about each run and each set of runs in a directory, by name.
+
+    Returns:
+        ``status`` and, of a finished run, ``test`` with its test scores. The status of a set is
+        ``set``, and ``runs`` their number; that of a damaged run ``unreadable``, with ``error``.
 
     Raises:
         UserError: If there are none.
     """
-    lines = {}
+    runs: dict[str, dict[str, Any]] = {}
     for path in sorted(Path(directory).expanduser().glob("*/")):
         if is_set(path):
-            lines[path.name] = f"set of {counted(len(list(path.glob(f'*/{MANIFEST}'))), 'run')}"
+            runs[path.name] = {"status": "set", "runs": len(list(path.glob(f"*/{MANIFEST}")))}
         elif Manifest.exists_in(path):
             run = Run(path)
             try:
-                words = [f"{run.status:<11}"]
+                runs[path.name] = {"status": run.status}
                 if run.status == "finished":
-                    for name, value in itertools.islice(run.metrics.test.items(), 3):
-                        words.append(f"{name} {format_number(value)}")
-                lines[path.name] = "  ".join(words)
+                    runs[path.name]["test"] = run.metrics.test
             except UserError as error:
-                lines[path.name] = str(error)
-    if not lines:
+                runs[path.name] = {"status": "unreadable", "error": str(error)}
+    if not runs:
         raise UserError(f"list {directory}: no runs in this directory")
-    return lines
+    return runs
+
+
+def describe(facts: Mapping[str, Any]) -> str:
+    """Return the facts about a run or a set of runs in one line."""
+    if "runs" in facts:
+        return f"set of {counted(facts['runs'], 'run')}"
+    if "error" in facts:
+        return str(facts["error"])
+    words = [f"{facts['status']:<11}"]
+    for name, value in itertools.islice(facts.get("test", {}).items(), 3):
+        words.append(f"{name} {format_number(value)}")
+    return "  ".join(words)

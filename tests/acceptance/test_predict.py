@@ -691,17 +691,18 @@ def whole_output(
     return output.read_bytes()
 
 
-@pytest.mark.contract("E4")
+@pytest.mark.contract("A14", "A15", "E4")
 def test_several_processes_write_the_same_file(
     single_label_run: finetune.Run, many_rows: Path, whole_output: bytes, command: Commands
 ) -> None:
-    """Two processes under torchrun write the file of one, byte for byte."""
-    words = ["predict", single_label_run.path, many_rows, "--output", "out.csv"]
-    words += ["--precision", "fp32"]
-    result = command(*words, launcher="torchrun").succeeded()
+    """Two processes write the file of one, byte for byte; rank 0 prints the answer."""
+    words = ["predict", single_label_run.path, many_rows, "--output", "out.csv", "--json"]
+    words += ["--precision", "fp32", "--num_processes", 2]
+    result = command(*words).succeeded()
     assert (command.home / "out.csv").read_bytes() == whole_output
     assert [path.name for path in command.home.iterdir()] == ["out.csv"]
-    assert "5,000 rows" in result.output
+    answer = json.loads(result.stdout)
+    assert (answer["output"], answer["rows"], answer["precision"]) == ("out.csv", 5000, "fp32")
 
 
 def predict_until(rows: int, run: finetune.Run | str, source: Path, output: Path) -> int:

@@ -1262,12 +1262,16 @@ def test_doctor_shows_the_machine_and_what_to_export(
     assert torch.__version__ in result.stdout
 
 
-@pytest.mark.contract("E10")
+@pytest.mark.contract("A15", "E10")
 def test_doctor_times_an_all_reduce_under_torchrun(command: Commands) -> None:
     """Two ranks time an all-reduce of DDP's bucket sizes."""
-    result = command("doctor", launcher="torchrun").succeeded()
-    assert re.search(r"\b2 (of|/) 2\b", result.stdout)
-    rows = re.findall(r"(\d+) MB\D+([\d.]+)\D+([\d.]+)\D+([\d.]+)", result.stdout)
+    result = command("doctor", "--json", launcher="torchrun").succeeded()
+    assert re.search(r"\b2 (of|/) 2\b", result.stderr)
+    rows = re.findall(r"(\d+) MB\D+([\d.]+)\D+([\d.]+)\D+([\d.]+)", result.stderr)
+    answer = json.loads(result.stdout)  # of rank 0 only
+    assert (len(answer["hosts"]), answer["devices"]["training"][:7]) == (2, "runs on")
+    for row, times in zip(rows, answer["all_reduces"], strict=True):
+        assert float(row[1]) == pytest.approx(times["seconds"] * 1e3, abs=0.01)
     assert [int(size) for size, *_ in rows[:2]] == [1, 25]
     for size, milliseconds, rate, bus in rows:
         assert float(milliseconds) > 0

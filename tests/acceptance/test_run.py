@@ -37,7 +37,7 @@ from transformers import TrainingArguments
 
 import finetune
 from recipes.text import Text
-from tests.acceptance.conftest import Commands, Finished, flags, once
+from tests.acceptance.conftest import Commands, Finished, flags, once, user_error
 from tests.acceptance.data import write_bert
 from tests.conftest import HANGS, ROOT
 from tests.hub import build_repositories, serve
@@ -242,6 +242,7 @@ def test_make_demo_sets_up_and_trains_on_embedded_text_in_two_processes(started:
     assert {"--nproc_per_node=2", "--embedded"} <= set(words)
     run = started("torchrun").run()
     assert (run.manifest.status, run.manifest.launch.world_size) == ("finished", 2)
+    assert run.manifest.command.startswith("torchrun --nproc_per_node=2 -m finetune sentiment ")
     assert run.manifest.data.rows == {"train": 96, "validation": 40, "test": 40}
     assert {path.name for path in run.path.iterdir()} >= {
         *("config.json", "model.safetensors", "tokenizer.json", "run.json", "metrics.json"),
@@ -344,6 +345,63 @@ def test_processes_that_would_train_separately_are_refused(
         monkeypatch.setenv(name, value)
     cli(*demo_words(), "--output_dir", tmp_path / "run").refused(*fragments)
     assert not (tmp_path / "run").exists()
+
+
+TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}
+
+
+@pytest.mark.contract("A14", "F4")
+@pytest.mark.parametrize(
+    ("variables", "number", "fragments"),
+    [
+        (TORCHRUN, "2", ["4 processes"]),
+        ({"ACCELERATE_MIXED_PRECISION": "no"}, "2", ["1 process"]),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, "3",
+         ["1 process"]),
+        (SRUN, "2", ["SLURM"]),
+        ({}, "0", ["expected 1 or more"]),
+        ({}, "two", ["gpu or auto"]),
+        pytest.param({}, "gpu", ["no GPU"], marks=pytest.mark.skipif(
+            torch.accelerator.is_available(), reason="this machine has one")),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("verb", ["train", "repeat", "predict"])
+def test_num_processes_is_refused_under_a_launcher(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, single_label_run: finetune.Run,
+    verb: str, variables: dict[str, str], number: str, fragments: list[str],
+) -> None:  # fmt: skip
+    """Both numbers are named, before the data is read."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    words = [verb, "text", "--dataset", tmp_path / "nowhere.csv", "--output_dir", tmp_path / "run"]
+    if verb == "predict":
+        words = [verb, single_label_run.path, "nowhere.csv", "--output", tmp_path / "run"]
+    refused = cli(*words, f"--num-processes={number}").refused(*fragments)
+    assert "SLURM" in refused.stderr or f"--num_processes {number}" in refused.stderr
+    assert not (tmp_path / "run").exists()
+    if verb == "train" and "SLURM" not in refused.stderr:
+        config = write_config(tmp_path, num_processes=number)
+        assert cli(*words, "--config", config).refused().stderr == refused.stderr
+
+
+@pytest.mark.contract("A14")
+def test_one_process_is_this_one_and_python_names_launch(
+    cli: Cli, tmp_path: Path, reviews: Path, bert: Path
+) -> None:
+    words = ["text", *flags(dataset=reviews, model=bert, output_dir=tmp_path / "run")]
+    for number in ("1", *["auto"] * (not torch.accelerator.is_available())):
+        printed = cli(*words, "--dry_run", "--num_processes", number).succeeded().stdout
+        assert "1 process" in printed
+    config = write_config(tmp_path, num_processes=2)
+    for options in ({"num_processes": 2}, {"config": config}):
+        with user_error("num_processes=2", "finetune.launch(recipe, num_processes=2, ...)"):
+            finetune.train("text", dataset=str(reviews), model=str(bert), **options)
+
+
+def write_config(directory: Path, **options: Any) -> str:
+    (directory / "config.yaml").write_text(json.dumps(options))  # which is YAML
+    return str(directory / "config.yaml")
 
 
 @pytest.mark.contract("A2")

@@ -1455,25 +1455,48 @@ def test_ctrl_c_saves_and_a_second_run_in_the_directory_is_refused(
     assert_identical(run, whole())
 
 
-@pytest.mark.contract("D7")
-def test_sigterm_to_torchrun_saves_and_prints_the_command(
-    command: Commands, faulty: dict[str, str], tmp_path: Path
+@pytest.mark.contract("A14", "D5", "D7")
+def test_num_processes_trains_as_torchrun_also_after_a_sigterm(
+    command: Commands, jobs: Callable[[int], Path], faulty: dict[str, str], tmp_path: Path
 ) -> None:
-    """A scheduler sends it; torchrun changes the exit status to 1."""
-    run, ready = tmp_path / "run", tmp_path / "ready"
-    words = [FAULTY, *flags(**faulty, output_dir=run)]
-    environment = {"FAULT": "step 5,wait,1", "READY": str(ready)}
-    job = command.start(*words, launcher="torchrun", env=environment)
+    """A scheduler sends the signal to the process that was typed; its printed command resumes."""
+    run, ready = tmp_path / "run$$1", tmp_path / "ready"
+    words = [FAULTY, *flags(**faulty, output_dir=run, num_processes=2)]
+    job = command.start(*words, env={"FAULT": "step 5,wait,1", "READY": str(ready)})
     wait_until(ready.exists, job)
     job.send_signal(signal.SIGTERM)
     stdout, stderr = job.communicate(timeout=MINUTE)
-    assert job.returncode == 1
+    assert job.returncode == 75
     manifest = Run.load(run).manifest
     assert (manifest.status, manifest.stopped_by) == ("interrupted", "SIGTERM")
     assert checkpoints(run)[-1] == "checkpoint-5"
+    assert stderr.count("interrupted") == len(stderr.split("\n")) - 1 == 1
     assert "Traceback" not in stdout
-    printed = " ".join(stderr.split())
-    assert re.search(r"torchrun --nproc_per_node=2 -m finetune \S+faulty.py .* --resume", printed)
+    resume = typed_again(Finished(75, stdout, stderr))
+    assert resume == [*map(str, words), "--resume"]
+    command(*resume, "--json", env={"FAULT": ""}).succeeded()
+    assert_identical(run, jobs(2) / "whole")
+
+
+@pytest.mark.contract("A14", "D9")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "status", "message"),
+    [
+        ("step 5,SIGKILL,1", 1, "error: SIGKILL ended the process of rank 1"),
+        ("step 5,raise,1", 1, "ValueError: broken at step 5"),
+        ("step 5,SIGTERM,1", 75, "to resume at step 5: python -m finetune"),
+    ],
+)
+def test_the_status_of_num_processes_is_that_of_the_first_process_to_fail(
+    command: Commands, faulty: dict[str, str], tmp_path: Path,
+    fault: str, status: int, message: str,
+) -> None:  # fmt: skip
+    words = [FAULTY, *flags(**faulty, output_dir=tmp_path / "run", num_processes=2)]
+    result = command(*words, env={"FAULT": fault})
+    assert result.status == status
+    assert result.stderr.count(message) == 1
+    assert "elastic" not in result.stderr
 
 
 @pytest.mark.contract("D7")
