@@ -108,8 +108,10 @@ def build(family: str, **options: Any) -> Any:
     return AutoModelForSequenceClassification.from_config(config)
 
 
-def write(family: str, directory: Path) -> Path:
-    """Write the model of a family, without a head as on the Hub, and its tokenizer."""
+def write(family: str, directory: Path, **options: Any) -> Path:
+    """Write the model of a family, without a head as on the Hub, and its tokenizer; with options of
+    its configuration.
+    """
     kind, name, _ = FAMILIES[family]
     tokenizer = tokenizer_of(name)
     special = {
@@ -120,7 +122,7 @@ def write(family: str, directory: Path) -> Path:
     if kind in ("gpt2", "llama", "qwen2", "qwen3"):  # have no padding token on the Hub
         special.pop("pad_token_id", None)
         tokenizer.pad_token = None
-    model = build(family, **special, vocab_size=len(tokenizer))
+    model = build(family, **special, **options, vocab_size=len(tokenizer))
     base = model.base_model if kind != "bart" else model.model
     base.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

@@ -1,6 +1,7 @@
 """Print the events of a training: the start block, log lines and the final table."""
 
 import sys
+from typing import Any
 
 import torch
 
@@ -88,7 +89,12 @@ def _length(arguments: FinetuneArguments) -> str:
 def _print_end(event: events.Finished) -> None:
     run = event.run
     manifest = run.manifest
-    console.print_parts(tables.scores(run), tables.targets(run.statistics), *tables.verdicts(run))
+    parts: list[Any] = []
+    loss = ""
+    if manifest.not_scored is None:
+        parts = [tables.scores(run), tables.targets(run.statistics)]
+        loss = f"; test loss {run.metrics.test['loss']:.4f}"
+    console.print_parts(*parts, *tables.verdicts(run))
     first_step = manifest.steps_before
     resumed = ""
     if first_step:
@@ -100,7 +106,7 @@ def _print_end(event: events.Finished) -> None:
         files += f"; trace: {run.path}/profile"
     console.print_line(
         f"\ntrained {counted((manifest.steps or 0) - first_step, 'step')}{resumed} "
-        f"in {manifest.train_seconds or 0.0:,.1f} s; test loss {run.metrics.test['loss']:.4f}\n"
+        f"in {manifest.train_seconds or 0.0:,.1f} s{loss}\n"
         f"throughput: {tables.format_speed(manifest.speed)}\nsaved to {files}"
     )
 

@@ -120,7 +120,8 @@ def push(
 def _files(run: Run) -> dict[str, Path]:
     """Return what is sent, after checking that nothing in it is private."""
     run.require_model()
-    if run.unfinished or not run.metrics.test or not (run.path / _CARD).is_file():
+    has_scores = run.manifest.not_scored or run.metrics.test
+    if run.unfinished or not has_scores or not (run.path / _CARD).is_file():
         reason = run.unfinished or f"{run.path} has no {_CARD}"
         raise UserError(f"{reason}; to write it: python -m finetune report {run.path}")
     if (run.path / FOLDER).exists():

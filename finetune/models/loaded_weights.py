@@ -18,7 +18,8 @@ from finetune.errors import UserError
 #: Names of embeddings, and of weights in a numbered layer. A base has learned them.
 EMBEDDINGS = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe|shared)(\.|$)")
 _LAYER = re.compile(r"\.\d+\.")
-_ATTRIBUTE = "_loaded_weights"
+#: The attribute of a model that has its :class:`LoadedWeights`.
+ATTRIBUTE = "_loaded_weights"
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,17 @@ class LoadedWeights:
         new: Weights with random values, outside of the head.
         unused: Weights of the checkpoint that the model does not have.
         has_new_head: Whether the last layer was created by loading.
+        layers: A sentence about the layers that are kept; empty if all are.
     """
 
     new: frozenset[str] = frozenset()
     unused: frozenset[str] = frozenset()
     has_new_head: bool = False
+    layers: str = ""
 
     def notes(self) -> list[str]:
-        """Return a sentence about new weights, and one about unused weights."""
-        sentences = []
+        """Return sentences about layers that are left out, new weights and unused weights."""
+        sentences = [self.layers] if self.layers else []
         if self.new:
             sentences.append(f"new weights, trained from random values: {_modules(self.new)}")
         if self.unused:
@@ -93,13 +96,13 @@ def compare(
     loaded = LoadedWeights(
         frozenset(new), frozenset(info["unexpected_keys"]), bool(created & last_names)
     )
-    setattr(model, _ATTRIBUTE, loaded)
+    setattr(model, ATTRIBUTE, loaded)
     return loaded
 
 
 def get(model: torch.nn.Module) -> LoadedWeights:
     """Return the result of :func:`compare` for a model; nothing is new in other models."""
-    loaded: LoadedWeights = getattr(model, _ATTRIBUTE, LoadedWeights())
+    loaded: LoadedWeights = getattr(model, ATTRIBUTE, LoadedWeights())
     return loaded
 
 

@@ -34,7 +34,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from finetune.data import embedded
 from finetune.errors import UserError, first_line
-from finetune.models import families, head, loaded_weights
+from finetune.models import families, head, layers, loaded_weights
 from finetune.runtime import hub
 
 #: The values of ``problem_type`` in ``transformers``.
@@ -170,6 +170,7 @@ def load_classifier(
     hidden_dropout: float | None = None,
     attention_dropout: float | None = None,
     pad_token_id: int | None = None,
+    layer_count: int | None = None,
     is_run: bool = False,
 ) -> PreTrainedModel:
     """Return a model with a classification head, in fp32 regardless of the checkpoint's dtype.
@@ -185,6 +186,7 @@ def load_classifier(
         attention_dropout: Probability, or None for that of the configuration.
         pad_token_id: The token that pads batches; decoders find the end of a text by it. None for
             that of the configuration.
+        layer_count: How many layers to keep, see :func:`finetune.models.layers.cut`; None for all.
         is_run: Whether it is the directory of a run, which must have all weights.
 
     Raises:
@@ -199,7 +201,7 @@ def load_classifier(
     auto: Any = AutoModelForImageClassification  # has no type annotations
     if model == _SMALL_VIT:
         small: PreTrainedModel = auto.from_config(config)
-        return small
+        return layers.cut(small, layer_count)
     if not reads_images:
         auto = AutoModelForSequenceClassification
         if labels_words:
@@ -220,7 +222,6 @@ def load_classifier(
     weights = loaded_weights.compare(classifier, model, layer, loaded[1], is_run=is_run)
     if weights.has_new_head:
         order = None
-    setattr(classifier, FRESH_HEAD, order is None)
     if layer is not None and not weights.has_new_head:
         with torch.no_grad():
             for weight in layer.parameters():
@@ -228,6 +229,8 @@ def load_classifier(
             if order is None:
                 std = getattr(config, "initializer_range", 0.02)
                 torch.nn.init.normal_(layer.weight, std=std)
+    classifier = layers.cut(classifier, layer_count)
+    setattr(classifier, FRESH_HEAD, order is None)
     # DDP would wait for gradients of weights that the head does not use
     unused = families.UNUSED.get(config.model_type, ())
     for name, parameter in classifier.named_parameters():

@@ -39,6 +39,7 @@ _CHANGEABLE = (
     "use_cpu",
     "profile",
     "baseline",
+    "refit",
     "debug",
     "skip_memory_metrics",
     "precision",

@@ -82,6 +82,7 @@ def evaluate(
     run = Run.load(run, trust_recipe=trust_recipe)
     run.require_model()
     source = str(run.path)
+    recorded = run.metrics.test if data is None else None
     if data is not None:
         data = memory.store(data)
         source = Source(data).describe() if data.startswith(memory.PREFIX) else data
@@ -134,7 +135,7 @@ def evaluate(
     rows = len(evaluated.splits["test"])
     metrics = scores(evaluated, "test", output, "test_")
     if data is None:
-        return Evaluation(source, rows, metrics, recorded=run.metrics.test, notes=notes)
+        return Evaluation(source, rows, metrics, recorded=recorded, notes=notes)
     statistics = evaluated.kind.statistics(*assess(evaluated, output))
     return Evaluation(source, rows, metrics, None, statistics, rows_trained_on, notes)
 
@@ -221,7 +222,7 @@ def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str])
         notes.append(f"cannot check whether the model was trained on some of these rows: {reason}")
         return None
     is_seen = seen_in(rows, recipe.splits["train"], recipe.input_column)
-    if run.manifest.arguments.get("final_epochs"):
+    if run.manifest.arguments.get("final_epochs") or run.manifest.not_scored:
         is_seen |= seen_in(rows, recipe.splits["validation"], recipe.input_column)
     if unlabelled is not None:
         is_seen |= seen_in(rows, unlabelled, recipe.input_column)

@@ -111,7 +111,9 @@ class Finished:
     page: Path | None = None  # ``report.html``; None if it could not be written
 
     def __str__(self) -> str:
-        scores = ", ".join(_format(*score) for score in self.run.metrics.test.items())
+        scores = self.run.manifest.not_scored
+        if scores is None:
+            scores = ", ".join(_format(*score) for score in self.run.metrics.test.items())
         page = f"; report: {self.page}" if self.page else ""
         return f"finished: {scores}; saved to {self.run.path}{page}"
 

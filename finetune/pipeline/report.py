@@ -49,7 +49,7 @@ def _write_suspects(run: Run) -> Path | None:
     if path.exists() and suspects.has_new_labels(path):
         return path
     path.unlink(missing_ok=True)
-    if not run.kind.has_one_class:
+    if not run.kind.has_one_class or run.manifest.not_scored:
         return None
     predictions = run.predicted_rows
     rows = run.scored(predictions)

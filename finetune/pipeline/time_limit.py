@@ -14,21 +14,25 @@ from finetune.runtime import activity, distributed
 from finetune.training.trainer import build_trainer
 
 _TIMED = 3  # steps, after a first one, in which memory is allocated and kernels are chosen
-#: Training arguments of the steps that are timed: nothing is written, evaluated or tracked.
+#: Training arguments of a training that is neither evaluated nor tracked.
+UNEVALUATED: dict[str, Any] = {
+    "eval_strategy": "no",
+    "eval_steps": 0,
+    "load_best_model_at_end": False,
+    "early_stopping_patience": None,
+    "profile": None,
+    "report_to": "none",
+}
+#: Training arguments of the steps that are timed, of which nothing is written.
 _TIMING_ARGUMENTS: dict[str, Any] = {
+    **UNEVALUATED,
     "max_steps": 1 + _TIMED,
     "logging_strategy": "steps",
     "logging_steps": 1,
-    "eval_strategy": "no",
     "save_strategy": "no",
-    "profile": None,
-    "early_stopping_patience": None,
-    "report_to": "none",
-    "disable_tqdm": True,
-    "load_best_model_at_end": False,
-    # these need evaluations and checkpoints
-    "eval_steps": 0,
     "save_steps": 0,
+    "disable_tqdm": True,
+    # these need evaluations
     "lr_scheduler_type": "linear",
     "lr_scheduler_kwargs": None,
 }

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import DatasetDict, concatenate_datasets
-from scipy.special import expit
+from scipy.special import expit, logit
 from transformers import (
     EvalPrediction,
     IntervalStrategy,
@@ -31,16 +31,17 @@ from transformers import (
     TrainerCallback,
     set_seed,
 )
-from transformers.trainer_utils import SaveStrategy
+from transformers.trainer_utils import SaveStrategy, TrainOutput
 
 from finetune.config.settings import Settings
 from finetune.data.encoding import COLUMN
 from finetune.errors import Diverged, RunError, UserError
 from finetune.models import adapters, head
-from finetune.pipeline import results
+from finetune.pipeline import refit, results
 from finetune.pipeline.description import describe_run
 from finetune.pipeline.events import Finished, Logged, Progress, Started, emit, ignore, reporting
 from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
+from finetune.pipeline.refit import First
 from finetune.pipeline.time_limit import fit_epochs
 from finetune.recipe import Recipe, teacher
 from finetune.recipe.run import Run
@@ -143,53 +144,95 @@ def run_training(
     A dry run ends after one collated batch and writes nothing. With ``pruning``, which may raise
     ``Pruned``, the run is a trial of a search: it ends after the predictions of validation rows.
     A resume without it evaluates the trial on the test rows.
+
+    With ``--refit``, a second training on training and validation rows follows.
     """
     try:
-        with reporting(progress), tracking(settings.output_dir) as trackers:
-            recording = _Recording(settings)
-            with recording.failures():
-                prepared = fit_epochs(prepare_job(settings))
-                settings = prepared.settings
-                if settings.dry_run or prepared.is_done:
-                    return _report_without_training(prepared)
-                trainer, recipe = _build_trainer(prepared)
-                final_recipe = None
-                if settings.arguments.final_epochs and pruning is None:
-                    final_recipe = _on_all_rows(recipe)
-                trackers.take_over(trainer)
-                if pruning is not None:
-                    trainer.add_callback(pruning)
-                if writes_run(settings.values):
-                    recording.run = _start_run(prepared, trainer)
-                with stopping.deferred(settings.arguments.grace_seconds, recording.give_up):
-                    outputs = _train_and_predict(
-                        trainer, recipe, final_recipe, prepared, is_trial=pruning is not None
-                    )
-                del trainer
-                gc.collect()
-                distributed.leave_process_group()  # only rank 0 has work left
-                if recording.run is not None:
-                    if name := stopping.requested():  # a signal arrived since the training
-                        raise Stopped(name)
-                    with explained(settings.arguments, "writing the results"):
-                        if pruning is not None:
-                            results.write_trial(recording.run, *outputs)
-                        else:
-                            # baselines are fitted on the rows that the model is trained on
-                            fitted = final_recipe or recipe
-                            results.write(recording.run, fitted, settings.arguments, *outputs)
-                            trackers.metrics = recording.run.metrics
-            if recording.run is not None and pruning is None:
-                from finetune.pipeline.report import write_final_report  # imports matplotlib
-
-                write_final_report(recording.run)
+        trained = _run_training(settings, progress, pruning)
+        if trained.values.refit and not trained.dry_run:
+            first = First.read(trained.output_dir)
+            trained = refit.change(trained, first)
+            try:
+                _run_training(trained, progress, first=first)
+            finally:
+                unlock_directory(trained.output_dir)
     finally:
         if pruning is None:  # else the search does, when the score is in the study
             unlock_directory(settings.output_dir)
     return Run(settings.output_dir)
 
 
-def _report_without_training(prepared: Prepared) -> Run:
+def _run_training(
+    settings: Settings,
+    progress: Progress,
+    pruning: TrainerCallback | None = None,
+    first: First | None = None,
+) -> Settings:
+    """Run one training, and return its settings, with its rows.
+
+    The process group stays if a second training follows; ``first`` is the run that this one
+    follows.
+    """
+    with reporting(progress), tracking(settings.output_dir) as trackers:
+        recording = _Recording(settings)
+        with recording.failures():
+            prepared = fit_epochs(prepare_job(settings))
+            settings = prepared.settings
+            if settings.values.refit:
+                refit.check(settings)
+            if settings.dry_run or prepared.is_done:
+                _report_without_training(prepared)
+                return settings
+            trainer, recipe = _build_trainer(prepared, first)
+            final_recipe = None
+            if settings.arguments.final_epochs and pruning is None:
+                final_recipe = _on_all_rows(recipe)
+                if recipe.kind.thresholds != "none":
+                    recipe.note(
+                        "baselines are fitted to the training rows alone, because their thresholds "
+                        "are fitted to the validation rows"
+                    )
+            trackers.take_over(trainer)
+            if pruning is not None:
+                trainer.add_callback(pruning)
+            if writes_run(settings.values):
+                recording.run = _start_run(prepared, trainer, first)
+            with stopping.deferred(settings.arguments.grace_seconds, recording.give_up):
+                outputs: Any
+                if first is not None:
+                    outputs = _train_again(trainer, recipe, prepared, first)
+                else:
+                    outputs = _train_and_predict(
+                        trainer, recipe, final_recipe, prepared, is_trial=pruning is not None
+                    )
+            del trainer
+            gc.collect()
+            if not settings.values.refit:
+                distributed.leave_process_group()  # only rank 0 has work left
+            if recording.run is not None:
+                if name := stopping.requested():  # a signal arrived since the training
+                    raise Stopped(name)
+                with explained(settings.arguments, "writing the results"):
+                    if first is not None:
+                        recording.run.update(**outputs, status="finished")
+                    elif pruning is not None:
+                        results.write_trial(recording.run, *outputs)
+                    else:
+                        # baselines are fitted on the rows that the model is trained on, but
+                        # thresholds on others
+                        fitted = recipe
+                        if final_recipe is not None and recipe.kind.thresholds == "none":
+                            fitted = final_recipe
+                        results.write(recording.run, fitted, settings.arguments, *outputs)
+                        trackers.metrics = recording.run.metrics
+        if recording.run is not None and pruning is None:
+            from finetune.pipeline.report import write_final_report  # imports matplotlib
+
+            write_final_report(recording.run)
+    return settings
+
+
+def _report_without_training(prepared: Prepared) -> None:
     """Report the start block and one batch for a dry run, or the results of a finished run."""
     settings = prepared.settings
     run = Run(prepared.resumption.directory)
@@ -211,12 +254,13 @@ def _report_without_training(prepared: Prepared) -> Run:
         page = run.path / "report.html"
         activity.say("the run is finished, nothing is left to train. Its results:")
         emit(Finished(run, page if page.exists() else None))
-    distributed.leave_process_group()
-    return run
+    if settings.dry_run or not settings.values.refit:
+        distributed.leave_process_group()
 
 
-def _build_trainer(prepared: Prepared) -> tuple[Trainer, Recipe]:
-    """Build the trainer, which reports its logs as events and does not print them.
+def _build_trainer(prepared: Prepared, first: First | None = None) -> tuple[Trainer, Recipe]:
+    """Build the trainer, which reports its logs as events and does not print them. That of a second
+    training has all rows, but the head and the weights of the first.
 
     Returns:
         The trainer, and the recipe, without thresholds if the model has no bias to store them in.
@@ -225,7 +269,10 @@ def _build_trainer(prepared: Prepared) -> tuple[Trainer, Recipe]:
     load_model = None
     if prepared.resumption.path is not None:  # the checkpoint has the weights of the head
         load_model = recipe.new_model
-    trainer = build_trainer(recipe, prepared.settings.arguments, load_model)
+    changes = {}
+    if first is not None:
+        changes["train_dataset"] = _on_all_rows(recipe).training_rows
+    trainer = build_trainer(recipe, prepared.settings.arguments, load_model, **changes)
     trainer.configuration = prepared.configuration
     trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
     _emit_logs(trainer)
@@ -342,13 +389,64 @@ def _train_and_predict(
         if not trainer.args.load_best_model_at_end:  # else the best weights have replaced the last
             trainer.save_stopped()
         raise
-    if not is_trial:
-        with explained(trainer.args, "writing the model"):
-            if has_adapter(recipe):
-                adapters.save_and_unload_adapter(trainer)
-            trainer.save_model()
+    outcome = _describe_outcome(trainer, prepared, trained, seconds)
+    if is_trial:
+        return (validation, outcome)
+    _save_model(trainer, recipe)
+    return (validation, test, thresholds, outcome)
+
+
+def _train_again(
+    trainer: Trainer, recipe: Recipe, prepared: Prepared, first: First
+) -> dict[str, Any]:
+    """Train on all rows, fold in the thresholds of the first training, and save the model.
+
+    Returns:
+        The outcome, with the temperature of the first training.
+
+    Raises:
+        Stopped: As :func:`_train_and_predict`.
+    """
+    started = time.perf_counter()
+    trained = trainer.train(resume_from_checkpoint=prepared.resumption.path)
+    seconds = time.perf_counter() - started
+    trainer.require_finite()
+    assert trainer.model is not None
+    if has_adapter(recipe):
+        trainer.model.merge_adapter()  # type: ignore[operator]
+    thresholds = first.metrics.statistics.thresholds
+    if thresholds is not None:
+        shift = -logit([thresholds[label] for label in recipe.labels])
+        _fold(head.last_linear(trainer.model, recipe.kind.width), shift)
+    output = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
+    loss = (output.metrics or {})["eval_loss"]
+    first_loss = first.metrics.validation["loss"]
+    sentence = (
+        f"{first.not_scored}; on the validation rows, which it was trained on, its loss is "
+        f"{loss:.4f} instead of {first_loss:.4f}"
+    )
+    if loss > first_loss:
+        sentence += ", which is worse: prefer the run"
+    _save_model(trainer, recipe)
+    outcome = _describe_outcome(trainer, prepared, trained, seconds)
+    return {**outcome, "temperature": first.manifest.temperature, "not_scored": sentence}
+
+
+def _save_model(trainer: Trainer, recipe: Recipe) -> None:
+    with explained(trainer.args, "writing the model"):
+        if has_adapter(recipe):
+            adapters.save_and_unload_adapter(trainer)
+        trainer.save_model()
+
+
+def _describe_outcome(
+    trainer: Trainer, prepared: Prepared, trained: TrainOutput, seconds: float
+) -> dict[str, Any]:
+    """Return the fields of ``run.json`` that are known after the training. Loss, seconds and speed
+    are measured since the start or the resume.
+    """
     state = trainer.state
-    outcome = {  # loss, seconds and speed are measured since the start or the resume
+    return {
         "steps": state.global_step,
         "steps_before": prepared.resumption.step,
         "train_loss": trained.training_loss,
@@ -359,9 +457,6 @@ def _train_and_predict(
         "stopped_early": trainer.callback.stop_reason,
         "history": state.log_history,
     }
-    if is_trial:
-        return (validation, outcome)
-    return (validation, test, thresholds, outcome)
 
 
 def _fold(layer: torch.nn.Linear, shift: np.ndarray) -> None:
@@ -469,17 +564,22 @@ class _Recording:
         os.write(2, f"error: {reason}, the process ends\n".encode())
 
 
-def _start_run(prepared: Prepared, trainer: Trainer) -> Run:
+def _start_run(prepared: Prepared, trainer: Trainer, first: First | None) -> Run:
     """Take over the output directory, and write ``run.json`` of a new or a resumed run."""
     settings = prepared.settings
     resumption = prepared.resumption
     directory = settings.output_dir
     emit(Started(settings, settings.arguments, prepared.steps, trainer.model))
     manifest = describe_run(settings, prepared.configuration)
+    if first is not None:
+        manifest = dataclasses.replace(
+            manifest, data=first.manifest.data, not_scored=first.not_scored
+        )
     # not earlier: an error could still stop the command, or the model be read from this directory
     lock_directory(directory)
     if not resumption.in_place and (message := move_run_aside(directory)):
         activity.say(message)
+    refit.set_aside(directory)
     if resumption.path is not None:
         step = resumption.step
         for path in checkpoints.list_checkpoints(directory):

@@ -164,14 +164,22 @@ class Recipe(RecipeOptions):
 
     @functools.cached_property
     def model_config(self) -> PretrainedConfig | None:
-        """The stored configuration of the model; None if the recipe overrides ``build_model``."""
+        """The configuration of the model, with ``--layers``; None if the recipe overrides
+        ``build_model``.
+        """
+        from finetune.models import families, layers
         from finetune.models.pretrained import load_config
 
         if type(self).build_model.__module__ != "finetune.recipe.pretrained":
             return None
         recipe: Any = self
         reads_images = isinstance(self, ImageOptions)
-        return load_config(recipe.model, recipe.model_revision, reads_images=reads_images)
+        config = load_config(recipe.model, recipe.model_revision, reads_images=reads_images)
+        if recipe.layers is None:
+            return config
+        model: Any = families.without_weights(config)
+        cut: PretrainedConfig = layers.cut(model, recipe.layers).config
+        return cut
 
     def check(self) -> None:
         """Raise a ``UserError`` if options do not fit the model; called before data is prepared."""
@@ -312,8 +320,9 @@ class Recipe(RecipeOptions):
         argument_values(self.defaults(), training_arguments)  # check before data is loaded
         if training_arguments.get("resume"):
             raise UserError("resume=True: of a trainer it is resume_from_checkpoint='last'")
-        if training_arguments.get("final_epochs"):
-            raise UserError("final_epochs: a trainer does not have them, finetune.train has")
+        for name in ("final_epochs", "refit"):
+            if training_arguments.get(name):
+                raise UserError(f"{name}: a trainer does not have it, finetune.train has")
         hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
         values = argument_values(
             self.training_defaults(training_arguments, is_loaded=True), training_arguments

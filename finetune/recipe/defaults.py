@@ -111,7 +111,9 @@ def _may_use_validation_rows(recipe: Any, values: Mapping[str, Any]) -> bool:
         return False
     if values.get("num_train_epochs") is not None or values.get("max_steps", -1) > 0:
         return False
-    if values.get("max_minutes") is not None or getattr(recipe, "adapter", None) is not None:
+    if values.get("max_minutes") is not None or values.get("refit"):
+        return False
+    if getattr(recipe, "adapter", None) is not None:
         return False
     return not uses_fsdp(SimpleNamespace(fsdp=values.get("fsdp")))
 

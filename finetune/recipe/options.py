@@ -121,6 +121,9 @@ class ModelOptions:
     drop_invalid: bool = _labels(False, "drop rows without a text, an image or a label")
     model: str = _model("", "name of a model on the Hub, a local directory, or embedded:NAME")
     model_revision: str | None = _model(None, "commit, tag or branch on the Hub (unset: newest)")
+    layers: int | None = _model(
+        None, "keep N layers of the base model, evenly spaced from first to last (unset: all)"
+    )
     head: Literal["probe", "random"] = _model(
         "probe", "start of a new last layer: logistic or ridge regression of its inputs, or random"
     )

@@ -202,6 +202,7 @@ class TextRecipe(Recipe, TextOptions):
             hidden_dropout=self.hidden_dropout,
             attention_dropout=self.attention_dropout,
             pad_token_id=self.processing_class().pad_token_id,
+            layer_count=self.layers,
         )
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
@@ -374,7 +375,9 @@ class ImageRecipe(Recipe, ImageOptions):
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.pretrained import load_classifier
 
-        model = load_classifier(self.model, labels, self.model_revision, reads_images=True)
+        model = load_classifier(
+            self.model, labels, self.model_revision, reads_images=True, layer_count=self.layers
+        )
         count = sum("BatchNorm" in type(module).__name__ for module in model.modules())
         if count and self.freeze != "base" and not self.adapter:  # which keep their statistics
             self.note(f"{count} BatchNorm layers: results depend on the number of processes")

@@ -31,6 +31,7 @@ from finetune.runtime import activity, distributed, files, hardware
 from finetune.statistics import baselines
 from finetune.statistics.linear import LOSS_SHARE, Linear
 from finetune.training import steps
+from finetune.training.callbacks import explained
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _MAX_ROWS, _MAX_SHARE = 20_000, 0.1
 _STEP_ROWS = 32  # of an optimizer step, if its rows are counted in tokens
 _MAX_VALIDATION_ROWS = 1_000
+_LESS_MEMORY = "--head random, a smaller --max_length, or --precision bf16"
 _VERSION = 1  # increment when the same model and rows should yield other states
 
 
@@ -57,7 +59,14 @@ def start_head(
     if getattr(recipe, "head", "random") != "probe" or not getattr(model, FRESH_HEAD, False):
         return
     started = time.perf_counter()
-    linear, note = distributed.on_main_process(lambda: _fit(recipe, model, arguments))
+
+    def fit() -> tuple[Linear | None, str]:
+        if arguments is None:
+            return _fit(recipe, model, arguments)
+        with explained(arguments, "encoding rows for the head", _LESS_MEMORY):
+            return _fit(recipe, model, arguments)
+
+    linear, note = distributed.on_main_process(fit)
     if linear is not None:
         weights = {"weight": torch.tensor(linear.weight), "bias": torch.tensor(linear.bias)}
         # a layer without a bias ignores it
@@ -102,6 +111,8 @@ def _fit(
     loss = _loss(task, outputs, labels)
     constant_loss = _loss(task, np.tile(constant, (len(labels), 1)), labels)
     name = f"{task.linear_model} of {len(numbers):,} rows"
+    if weights is not None and task.label_kind == "labels" and name.startswith("ridge"):
+        name += " without class weights"
     if loss > LOSS_SHARE * constant_loss:
         losses = f"its validation loss is {loss:.3g}, and {constant_loss:.3g} without inputs"
         return None, f"random weights, because {name} predicts little: {losses}"

@@ -124,7 +124,7 @@ class Teacher:
             load,
             shift,
             run.manifest.data.fingerprint,
-            bool(run.manifest.arguments.get("final_epochs")),
+            bool(run.manifest.arguments.get("final_epochs") or run.manifest.not_scored),
         )
 
     def require_same(self, recipe: Recipe) -> None:

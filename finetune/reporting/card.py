@@ -41,14 +41,19 @@ def write(run: Run) -> Path:
     """Write the model card of a finished run, or replace it, and return its path."""
     manifest = run.manifest
     arguments = manifest.arguments
+    rows, scores, positive = 0, "", None
+    if manifest.not_scored is None:
+        statistics = run.statistics
+        rows, positive = statistics.rows, statistics.positive_label
+        scores = tables.scores(run).markdown()
     card = ModelCard.from_template(
         _metadata(run),
         template_path=str(_TEMPLATE),
         name=Path(manifest.recipe).stem,
         verdicts=tables.verdicts(run),
-        rows=run.statistics.rows,
-        scores=tables.scores(run).markdown(),
-        positive=run.statistics.positive_label,
+        rows=rows,
+        scores=scores,
+        positive=positive,
         facts={"splits": "", "teacher": "", **provenance(manifest), "data": _source(run)},
         fingerprint=manifest.data.fingerprint,
         hyperparameters=[(n, v) for n in _HYPERPARAMETERS if (v := arguments.get(n)) not in _UNSET],
@@ -64,7 +69,9 @@ def write(run: Run) -> Path:
 
 def _metadata(run: Run) -> ModelCardData:
     manifest = run.manifest
-    scores = {name: run.metrics.test[name] for name in run.headline}
+    scores = {}
+    if manifest.not_scored is None:
+        scores = {name: run.metrics.test[name] for name in run.headline}
     source = manifest.options["dataset"]
     on_hub = hub.names_repository(source)
     from_library = "model" in manifest.options
@@ -91,9 +98,9 @@ def _metadata(run: Run) -> ModelCardData:
         pipeline_tag=task if from_library else None,
         base_model=_base_on_hub(manifest),
         datasets=[source] if on_hub else None,
-        metrics=list(scores),
+        metrics=list(scores) or None,
         tags=["finetune"],
-        eval_results=results,
+        eval_results=results or None,
     )
 
 
@@ -138,6 +145,8 @@ def provenance(manifest: Manifest) -> dict[str, str]:
     base = _base_on_hub(manifest) or Path(str(manifest.options.get("model") or "")).name
     if manifest.model_revision and base:
         base = f"{base} at {manifest.model_revision[:12]}"
+    if layers := manifest.options.get("layers"):
+        base += f", {layers} of its layers"
     facts = {
         "base model": base,
         "trained": f"{manifest.finished[:16].replace('T', ', ')} UTC" if manifest.finished else "",

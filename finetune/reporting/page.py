@@ -41,25 +41,18 @@ def write(run: Run) -> Path:
         UserError: If the run has no statistics, or if its folder ``plots`` is a link.
     """
     manifest = run.manifest
-    statistics = run.statistics
-    table = run.predicted_rows
-    rows = run.scored(table)
-    sections: dict[str, list[Any]] = {
-        "Scores": [
-            tables.scores(run),
-            tables.metrics("Other scores of the model", statistics, run.headline),
-            "Intervals cover the sampling of test rows, not variation between trainings.",
-        ]
-    }
-    for name in run.kind.sections:
-        sections[name.capitalize()] = _SECTIONS[name](run, table, rows)
+    sections: dict[str, list[Any]] = {"Training": [plots.learning_curves(manifest)]}
+    verdicts = tables.verdicts(run)
+    warnings = list(manifest.data.notes)
+    if manifest.not_scored is None:
+        sections, scores = _describe_scores(run)
+        verdicts.insert(0, scores)
+        warnings += run.statistics.notes
     facts = [[Cell(name), Cell(fact)] for name, fact in provenance(manifest).items()]
     sections["Provenance"] = [manifest.command, Table("How the run was made", ["", ""], facts)]
-    scores = "; ".join(tables.format_score(name, statistics.metrics[name]) for name in run.headline)
     title = f"{Path(manifest.recipe).name}: {manifest.data.source}"
-    warnings = [*manifest.data.notes, *statistics.notes]
     page = run.path / "report.html"
-    tables.write_page(page, title, [scores, *tables.verdicts(run)], sections, warnings)
+    tables.write_page(page, title, verdicts, sections, warnings)
     directory = run.path / "plots"
     if directory.is_symlink():  # files are never written through links
         raise UserError(f"{directory} is a link to {directory.readlink()}: remove the link")
@@ -72,6 +65,24 @@ def write(run: Run) -> Path:
                 with replacing(directory / f"{plot.name}.png") as new:
                     plot.figure.savefig(new, format="png", dpi=200, facecolor="white")
     return page
+
+
+def _describe_scores(run: Run) -> tuple[dict[str, list[Any]], str]:
+    """Return the sections about the scores of a run, and the sentence above them."""
+    statistics = run.statistics
+    table = run.predicted_rows
+    rows = run.scored(table)
+    sections: dict[str, list[Any]] = {
+        "Scores": [
+            tables.scores(run),
+            tables.metrics("Other scores of the model", statistics, run.headline),
+            "Intervals cover the sampling of test rows, not variation between trainings.",
+        ]
+    }
+    for name in run.kind.sections:
+        sections[name.capitalize()] = _SECTIONS[name](run, table, rows)
+    scores = "; ".join(tables.format_score(name, statistics.metrics[name]) for name in run.headline)
+    return sections, scores
 
 
 def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:

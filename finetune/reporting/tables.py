@@ -316,8 +316,10 @@ def directions(manifest: Manifest) -> dict[str, int]:
 
 def verdicts(run: Run) -> list[str]:
     """Return a sentence for each baseline that says whether the model beats it, and what to try if
-    it does not beat the frozen encoder.
+    it does not beat the frozen encoder; of a run without scores the reason.
     """
+    if run.manifest.not_scored:
+        return [run.manifest.not_scored]
     better = directions(run.manifest)
     sentences = []
     advice = []

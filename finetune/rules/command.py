@@ -20,4 +20,25 @@ def _refuse_final_epochs(options: Options) -> Mistakes:
         yield f"--final_epochs {options.final_epochs:g}: not supported with --adapter and with FSDP"
 
 
-RULES = (_refuse_length_beside_minutes, _refuse_sharded_adapter, _refuse_final_epochs)
+def _refuse_refit(options: Options) -> Mistakes:
+    if not options.refit:
+        return
+    if options.final_epochs:
+        yield (
+            f"--refit: --final_epochs {options.final_epochs:g} trains the run on the validation "
+            "rows already; give one of the two"
+        )
+    if options.max_minutes:
+        yield "--refit: --max_minutes is for one training; give --num_train_epochs"
+    if uses_fsdp(options):
+        yield "--refit: not supported with FSDP"
+    if options.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
+        yield f"--refit: {options.lr_scheduler_type} needs evaluations, and a refit has none"
+
+
+RULES = (
+    _refuse_length_beside_minutes,
+    _refuse_sharded_adapter,
+    _refuse_final_epochs,
+    _refuse_refit,
+)

@@ -1,4 +1,4 @@
-"""Rules about labels, their loss and metrics."""
+"""Rules about labels, their loss and metrics, and options that a step of the recipe ignores."""
 
 from finetune.data.comma_list import split_values
 from finetune.rules.options import Mistakes, Options
@@ -28,6 +28,8 @@ def _refuse_unused(options: Options) -> Mistakes:
         yield f"--metrics {options.metrics}: the recipe overrides compute_metrics()"
     if options.loss_function and "loss" in options.overridden:
         yield f"--loss_function {options.loss_function}: the recipe overrides loss()"
+    if options.layers and "build_model" in options.overridden:
+        yield f"--layers {options.layers}: the recipe overrides build_model()"
 
 
 def _refuse_for_words(options: Options) -> Mistakes:

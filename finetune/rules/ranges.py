@@ -39,6 +39,7 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "hidden_dropout": _SHARE,
     "attention_dropout": _SHARE,
     "crop_scale": ("a share of the area, above 0, at most 1", lambda share: 0 < share <= 1),
+    "layers": _COUNT,
     "lora_targets": ("names of layers, with commas", lambda names: bool(split_values(names))),
     "lora_rank": _COUNT,
     "lora_alpha": _POSITIVE,

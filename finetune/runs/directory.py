@@ -67,15 +67,21 @@ class RunDirectory:
     @property
     def _state(self) -> str:
         """The status, and the command that continues the run."""
+        manifest = self.manifest
+        if manifest.not_scored and self.status == "finished":
+            return manifest.not_scored
         if self.status in ("validated", "pruned"):
             return f"the search in {self.path.parent} keeps and tests the best of its trials only"
-        command = f"{self.manifest.command}, with --resume and --output_dir {self.path}"
+        directory = self.path.parent if manifest.not_scored else self.path
+        command = f"{manifest.command}, with --resume and --output_dir {directory}"
         return f"its status is '{self.status}'; to continue it: {command}"
 
     @property
     def unfinished(self) -> str | None:
         """A sentence if a finished run was continued and has not ended again, else None."""
-        if self.manifest.steps is not None or not Metrics.exists_in(self.path):
+        manifest = self.manifest
+        has_results = Metrics.exists_in(self.path) or manifest.not_scored
+        if manifest.steps is not None or not has_results:
             return None
         return (
             f"{self.path}: its training was resumed and has not finished; model and results are "

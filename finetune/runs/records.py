@@ -155,6 +155,7 @@ class Manifest(Record):
     best_step: int | None = None  # the step of the best checkpoint, which is the saved model
     history: list[dict[str, Any]] = field(default_factory=list)  # losses and evaluations by step
     temperature: float | None = None  # fitted on the validation rows; 1 changes nothing
+    not_scored: str | None = None  # why there are no metrics, if all rows are trained on (--refit)
 
 
 def _restore_scores(content: dict[str, Any]) -> dict[str, Any]:

@@ -51,9 +51,11 @@ class Resumption:
     @property
     def finished(self) -> bool:
         """Whether the run is finished, unless an earlier checkpoint of it is to be resumed."""
-        is_ended = self.manifest is not None and self.manifest.status == "finished"
+        if self.manifest is None or self.manifest.status != "finished":
+            return False
         is_newest = self.path in (None, *list_checkpoints(self.directory)[:1])
-        return is_ended and is_newest and Metrics.exists_in(self.directory)
+        has_results = Metrics.exists_in(self.directory) or self.manifest.not_scored is not None
+        return is_newest and has_results
 
     def require_state(self) -> None:
         """Raise a ``UserError`` if there is no state to continue a training from."""
@@ -144,7 +146,7 @@ def requested_checkpoint(resume: bool, path: str | None, output_dir: Path) -> st
         output_dir: The output directory, which may not exist yet.
 
     Raises:
-        UserError: If both are given.
+        UserError: If both are given, or if the number of restarts is none.
     """
     if resume and path:
         raise UserError(
@@ -153,8 +155,12 @@ def requested_checkpoint(resume: bool, path: str | None, output_dir: Path) -> st
         )
     if resume:
         return "resume"
-    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-    is_restarted = any(int(os.environ.get(name) or 0) > 0 for name in counts)
+    is_restarted = False
+    for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
+        count = os.environ.get(name) or "0"
+        if not count.isdecimal():
+            raise UserError(f"{name}={count}: expected the number of restarts of the job; unset it")
+        is_restarted = is_restarted or int(count) > 0
     if is_restarted and (not path or list_checkpoints(output_dir)):
         with contextlib.suppress(UserError):  # an unreadable run is not of this job
             if _is_run_of_this_job(_read_manifest(output_dir)):

@@ -100,6 +100,7 @@ _REFUSED = {
     "resume": _SAME,
     "resume_from_checkpoint": _SAME,
     "dry_run": "leave it out; to check options and data: python -m finetune check RECIPE",
+    "refit": "leave it out; train the best run again by `python -m finetune RECIPE`, with --refit",
     "max_minutes": "use --num_train_epochs: the runs of a set are compared at equal epochs",
 }
 

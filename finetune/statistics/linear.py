@@ -81,7 +81,7 @@ def fit_classes(
     """
     if classes > MAX_CLASSES_OF_REGRESSION:
         one_hot = np.eye(classes)[labels]
-        return fit_numbers(features, _CLASS_LOGIT * one_hot, has_bias=has_bias)
+        return fit_numbers(features, _CLASS_LOGIT * one_hot, row_weights, has_bias=has_bias)
     scaler = _Scaler.fit(features, has_bias)
     weight = np.zeros((classes, features.shape[1]))
     bias = np.zeros(classes)
@@ -106,16 +106,17 @@ def fit_labels(
     *,
     has_bias: bool,
 ) -> Linear:
-    """Return a binary logistic regression for each label.
+    """Return a binary logistic regression for each label; with many labels, ridge regression.
 
     Args:
         features: Shape ``(rows, features)``.
         is_positive: Whether a row has a label, shape ``(rows, labels)``.
-        positive_weights: The weight of the positive rows of each label, shape ``(labels,)``.
+        positive_weights: The weight of the positive rows of each label, shape ``(labels,)``; not
+            used by ridge regression.
         has_bias: Whether the outputs have a bias, and the features may be centred.
     """
     if is_positive.shape[1] > MAX_CLASSES_OF_REGRESSION:
-        return fit_numbers(features, _CLASS_LOGIT * (is_positive - 0.5), has_bias=has_bias)
+        return fit_numbers(features, _CLASS_LOGIT * (is_positive - 0.5), None, has_bias=has_bias)
     weights, biases = [], []
     for number, column in enumerate(is_positive.T.astype(np.int64)):
         row_weights = None
@@ -127,12 +128,15 @@ def fit_labels(
     return Linear(np.array(weights), np.array(biases))
 
 
-def fit_numbers(features: np.ndarray, targets: np.ndarray, *, has_bias: bool) -> Linear:
+def fit_numbers(
+    features: np.ndarray, targets: np.ndarray, row_weights: np.ndarray | None, *, has_bias: bool
+) -> Linear:
     """Return ridge regression; leave-one-out errors choose its strength.
 
     Args:
         features: Shape ``(rows, features)``.
         targets: Shape ``(rows, outputs)``.
+        row_weights: The weight of each row in the loss, shape ``(rows,)``.
         has_bias: Whether the outputs have a bias, and the features may be centred.
     """
     from sklearn.linear_model import RidgeCV
@@ -142,7 +146,8 @@ def fit_numbers(features: np.ndarray, targets: np.ndarray, *, has_bias: bool) ->
     deviation = targets.std(axis=0)
     deviation[deviation == 0] = 1
     with threadpool_limits(1):
-        ridge = RidgeCV(_ALPHAS, fit_intercept=has_bias).fit(scaler(features), targets / deviation)
+        ridge = RidgeCV(_ALPHAS, fit_intercept=has_bias)
+        ridge.fit(scaler(features), targets / deviation, row_weights)
     weight = np.atleast_2d(ridge.coef_) * deviation[:, None]
     bias = np.atleast_1d(ridge.intercept_) * deviation
     return scaler.undo(weight, np.broadcast_to(bias, len(weight)))

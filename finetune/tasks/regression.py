@@ -131,7 +131,7 @@ class Regression(Task[ScoredNumbers]):
         has_bias: bool,
     ) -> Linear:
         numbers = targets.reshape(len(targets), -1).astype(np.float64)
-        return linear.fit_numbers(features, numbers, has_bias=has_bias)
+        return linear.fit_numbers(features, numbers, None, has_bias=has_bias)
 
     def scaled(self, model: torch.nn.Module) -> torch.nn.Module:
         """Make the last layer a :class:`~finetune.models.head.ScaledLinear`: it is trained with

@@ -60,6 +60,9 @@ class FinetuneArguments(TrainingArguments):
     final_epochs: float | None = _option(
         None, "epochs on training and validation rows at the end (unset: 3 where rows are few)"
     )
+    refit: bool = _option(
+        False, "train again from the start on training and validation rows, in RUN/refit"
+    )
     max_minutes: float | None = _option(None, "train for M minutes, timed by the first steps")
     resume: bool = _option(False, "continue the run in --output_dir from its newest checkpoint")
     resume_from_checkpoint: str | None = _option(None, "a checkpoint, or last: the newest complete")

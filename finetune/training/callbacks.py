@@ -28,6 +28,14 @@ _DISK = ("No space left", "quota exceeded", "File too large", "StreamWriter", "u
 _MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "Cannot allocate")
 
 
+#: What needs less memory in training and evaluation.
+_LESS_MEMORY = (
+    "a larger --gradient_accumulation_steps (the same global batch), --activation_checkpointing "
+    "true, --precision bf16, a smaller --max_length, --global_batch_size or "
+    "--per_device_eval_batch_size"
+)
+
+
 class TrainingCallback(TrainerCallback):
     """Saves and stops a training, and measures the speed of its steps, without evaluations.
 
@@ -177,9 +185,12 @@ class Bar(ProgressCallback):
 
 
 @contextmanager
-def explained(arguments: FinetuneArguments, work: str | Callable[[], str]) -> Iterator[None]:
+def explained(
+    arguments: FinetuneArguments, work: str | Callable[[], str], advice: str = _LESS_MEMORY
+) -> Iterator[None]:
     """Raise a ``RunError`` that says what helps if the disk is full or an allocation fails during
-    ``work``, e.g. ``writing checkpoint-9``. On a CPU Linux may kill the process instead.
+    ``work``, e.g. ``writing checkpoint-9``; ``advice`` is what needs less memory. On a CPU Linux
+    may kill the process instead.
     """
     try:
         yield
@@ -192,10 +203,6 @@ def explained(arguments: FinetuneArguments, work: str | Callable[[], str]) -> It
                 "add --resume; smaller: --save_total_limit 1, or --save_only_model true"
             ) from error
         if isinstance(error, MemoryError) or any(text in texts for text in _MEMORY):
-            raise RunError(
-                f"out of memory on {arguments.device} in {work}: try a larger "
-                "--gradient_accumulation_steps (the same global batch), --activation_checkpointing "
-                "true, --precision bf16, a smaller --max_length, --global_batch_size or "
-                "--per_device_eval_batch_size"
-            ) from error
+            place = f"out of memory on {arguments.device} in {work}"
+            raise RunError(f"{place}: try {advice}") from error
         raise

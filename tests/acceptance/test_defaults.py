@@ -303,7 +303,9 @@ def images(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
 
 
 def many_classes(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
-    """More than 200, of one word each, with one word of another class."""
+    """More than 200, of one word each, with one word of another class; every other one has nine
+    times the weight.
+    """
     names, draw = [f"w{number:03d}" for number in range(210)], random.Random(0)
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *names]
     tokenizer = BertTokenizer(vocab={token: number for number, token in enumerate(tokens)})
@@ -320,7 +322,8 @@ def many_classes(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
         rows.append([" ".join(text), name.upper()])
     path = data.write_csv(folder / "rows.csv", ["text", "label"], rows)
     options = dict(dataset=str(path), max_length=16, hidden_dropout=0.0, attention_dropout=0.0)
-    recipe = Text(model=str(model), **options)
+    weights = {name.upper(): 1 + 8 * (number % 2) for number, name in enumerate(names)}
+    recipe = Text(model=str(model), class_weights=weights, **options)
     return start(recipe, model, batches=encoded(model, recipe.splits["train"]["text"][:]))
 
 
@@ -420,10 +423,15 @@ def test_every_kind_of_head_starts_from_a_linear_model(
     elif name == "many classes":
         alphas = np.logspace(-2, 5, 15)
         one_hot = np.eye(labels)[case.targets]
-        ridge = RidgeCV(alphas).fit(features, one_hot / one_hot.std(axis=0))
-        expected = ridge.predict(features) * one_hot.std(axis=0)
-        pair = [values - values.mean(axis=0) for values in (expected, outputs)]
-        assert np.corrcoef(*map(np.ravel, pair))[0, 1] > 0.9999
+        heavy = [name in case.recipe.labels[1::2] for name in case.recipe.labels]
+        weights = np.where(heavy, 9.0, 1.0)[case.targets]
+        similarities = []
+        for row_weights in (weights / weights.mean(), None):
+            ridge = RidgeCV(alphas).fit(features, one_hot / one_hot.std(axis=0), row_weights)
+            expected = ridge.predict(features) * one_hot.std(axis=0)
+            pair = [values - values.mean(axis=0) for values in (expected, outputs)]
+            similarities.append(np.corrcoef(*map(np.ravel, pair))[0, 1])
+        assert similarities[0] > 0.9999 > similarities[1]
     else:
         difference = outputs[:, 1] - outputs[:, 0]
         pair = case.targets, difference
@@ -442,6 +450,33 @@ def test_the_note_has_the_score_of_the_model_that_starts(
     (note,) = (note for note in case.recipe.notes if note.startswith("head: "))
     assert f"accuracy {score:.4f} on {rows} validation rows" in note
     assert score > 0.5
+
+
+NO_MEMORY = """
+import torch
+
+from finetune import TextRecipe
+
+
+class Mine(TextRecipe):
+    def build_model(self, labels):
+        model = super().build_model(labels)
+        model.register_forward_pre_hook(lambda *_: torch.empty(1 << 50))
+        return model
+"""
+
+
+@pytest.mark.contract("G5", "D9")
+def test_memory_that_runs_out_before_the_training_names_what_helps(
+    reviews: Path, pretrained_bert: Path, tmp_path: Path, cli: Callable[..., Finished]
+) -> None:
+    (tmp_path / "mine.py").write_text(NO_MEMORY)
+    options = flags(dataset=reviews, model=pretrained_bert, num_train_epochs=10)
+    failed = cli(tmp_path / "mine.py", *options)
+    assert failed.status == 1
+    assert "out of memory" in failed.stderr
+    assert "--head random" in failed.stderr
+    assert "Traceback" not in failed.output
 
 
 @pytest.mark.contract("G5", "D5")
@@ -661,6 +696,24 @@ def test_few_rows_end_with_the_validation_rows(reviews: Path, bert: Path, tmp_pa
     assert_identical(tmp_path / "killed", default.path)
 
 
+@pytest.mark.contract("G5", "E3")
+def test_baselines_have_thresholds_of_rows_that_they_were_not_fitted_to(
+    bert: Path, tmp_path: Path
+) -> None:
+    """With final epochs, too: they are the same as without."""
+    rows = data.write_tags(tmp_path / "tags.jsonl")
+    options: dict[str, Any] = dict(dataset=str(rows), label_column="labels", model=str(bert))
+    options |= dict(max_length=32, num_train_epochs=1, precision="fp32", disable_tqdm=True)
+    runs = []
+    for count in (0, 1):
+        directory = str(tmp_path / str(count))
+        runs.append(finetune.train("text", **options, final_epochs=count, output_dir=directory))
+    without, final = runs
+    assert without.metrics.baseline == final.metrics.baseline
+    notes = [run.manifest.data.notes for run in runs]
+    assert ["baselines are fitted" in "".join(lines) for lines in notes] == [False, True]
+
+
 @pytest.mark.contract("G5")
 def test_validation_rows_of_the_user_are_not_trained_on(
     reviews: Path, bert: Path, tmp_path: Path
@@ -677,7 +730,7 @@ def test_validation_rows_of_the_user_are_not_trained_on(
     assert not final_epochs(reviews, num_train_epochs=2)
     assert not final_epochs(reviews, max_steps=2)
     assert not final_epochs(reviews, load_best_model_at_end=True)
-    with pytest.raises(finetune.UserError, match="a trainer does not have them"):
+    with pytest.raises(finetune.UserError, match="final_epochs: a trainer does not have it"):
         final_epochs(reviews, final_epochs=2)
     frame = pd.read_csv(reviews)
     (tmp_path / "splits").mkdir()

@@ -114,6 +114,7 @@ CASES: dict[str, dict[str, Any]] = {
         recipe="tokens", dataset="sentences", class_weights="balanced", max_length=20, stride=4
     ),
     "final epochs": dict(label_column="tags", label_separator=";", final_epochs=2),
+    "refit": dict(label_column="tags", label_separator=";", refit=True, seed=7),
     "teacher": dict(
         label_column="verdict", teacher="teacher", unlabelled="spare", final_epochs=1,
         label_smoothing_factor=0.1,
@@ -126,7 +127,7 @@ CASES: dict[str, dict[str, Any]] = {
 #: Cases for several processes: three processes train one of each task, and other kinds of steps.
 IN_TWO = [name for name in CASES if name not in ("weights, smoothed", "focal")]
 IN_THREE = ["single label", "weights", "multi label", "regression", "ordinal", "windows"]
-IN_THREE += ["tokens", "rows", "images", "probe", "words", "final epochs", "teacher"]
+IN_THREE += ["tokens", "rows", "images", "probe", "words", "final epochs", "teacher", "refit"]
 #: Processes: accumulation steps. The reference is one process with one step.
 LAUNCHES = {1: 3, 2: 2, 3: 1}
 #: Extra cases at the end of each job; the last one fails and ends it.
@@ -281,24 +282,28 @@ def numbers(run: Run) -> list[dict[str, float]]:
     ][:-1]  # the last entry has the speed
 
 
-def assert_close(run: Run, expected: Run) -> None:
-    """Compare losses, weights, predictions and metrics of two runs.
+def assert_same_weights(path: Path, expected: Path) -> None:
+    """Compare the weights of two runs.
 
     AdamW moves weights with a true gradient of zero by rounding errors; their norms are compared.
     """
+    weights, reference = (load_file(run / "model.safetensors") for run in (path, expected))
+    assert weights.keys() == reference.keys()
+    if Run.load(path).manifest.arguments["optim"] == "sgd":
+        for name, value in weights.items():
+            torch.testing.assert_close(value, reference[name], rtol=1e-5, atol=1e-6, msg=name)
+    gap = sum((value - reference[name]).square().sum() for name, value in weights.items())
+    assert gap.sqrt() < 1e-4 * sum(value.square().sum() for value in reference.values()).sqrt()
+
+
+def assert_close(run: Run, expected: Run) -> None:
+    """Compare losses, weights, predictions and metrics of two runs."""
     assert len(numbers(run)) == len(numbers(expected)) >= 14
     for entry, other in zip(numbers(run), numbers(expected), strict=True):
         assert entry == pytest.approx(other, rel=1e-5, abs=1e-6)
         if "loss" in entry:
             assert entry["loss"] == pytest.approx(other["loss"], rel=1e-6, abs=1e-6)
-    directories = (run.path, expected.path)
-    weights, reference = (load_file(path / "model.safetensors") for path in directories)
-    assert weights.keys() == reference.keys()
-    if run.manifest.arguments["optim"] == "sgd":
-        for name, value in weights.items():
-            torch.testing.assert_close(value, reference[name], rtol=1e-5, atol=1e-6, msg=name)
-    gap = sum((value - reference[name]).square().sum() for name, value in weights.items())
-    assert gap.sqrt() < 1e-4 * sum(value.square().sum() for value in reference.values()).sqrt()
+    assert_same_weights(run.path, expected.path)
     pd.testing.assert_frame_equal(run.predictions, expected.predictions, rtol=1e-5, atol=1e-6)
     for split in ("validation", "test"):
         assert run.metrics[split] == pytest.approx(expected.metrics[split], rel=1e-5, abs=1e-6)
@@ -310,7 +315,10 @@ def assert_close(run: Run, expected: Run) -> None:
 )
 def test_processes_change_nothing(launched: Launched, processes: int, name: str) -> None:
     run = launched(name, processes, LAUNCHES[processes])
-    assert_close(run, launched(name, 1, 1))
+    expected = launched(name, 1, 1)
+    assert_close(run, expected)
+    if name == "refit":
+        assert_same_weights(run.path / "refit", expected.path / "refit")
     assert run.manifest.launch["world_size"] == processes
     notes = [note for note in run.manifest.data.notes if note.startswith("head: ")]
     assert len(notes) == ("pretrained_bert" in CASES[name].values())
@@ -655,6 +663,12 @@ def test_a_job_that_is_started_again_resumes_without_the_flag(
     assert Run.load(tmp_path / "run").manifest.steps_before == 4
 
 
+@pytest.mark.contract("D4", "F4")
+def test_a_number_of_restarts_that_is_none_is_refused(train: "Train", tmp_path: Path) -> None:
+    result = train(tmp_path / "run", environment={"SLURM_RESTART_COUNT": "first"})
+    result.refused("SLURM_RESTART_COUNT=first: expected the number of restarts")
+
+
 @pytest.mark.contract("D4")
 @pytest.mark.parametrize(("gpus", "processes"), [({}, "1"), ({"SLURM_GPUS_ON_NODE": "4"}, "4")])
 def test_the_batch_script_of_slurm_starts_torchrun(
@@ -866,6 +880,30 @@ def test_a_signal_saves_a_checkpoint_and_the_printed_command_resumes(
     assert f"checkpoint-{step}" in resumed.output
     assert_identical(run, whole(**more))
     assert [path.name for path in tmp_path.glob("run*")] == ["run"]
+
+
+@pytest.mark.contract("D5", "D7", "G7")
+def test_a_signal_in_a_refit_saves_a_checkpoint_and_the_printed_command_resumes(
+    train: Train, cli: Cli, whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The run has 18 steps, the second training more; the first is finished and stays."""
+    run = tmp_path / "run"
+    stopped = train(run, "--refit", fault="step 20,SIGTERM")
+    assert stopped.status == 75
+    assert_identical(run, whole())
+    before = (run / "run.json").stat()
+    manifest = Run.load(run / "refit").manifest
+    assert (manifest.status, manifest.stopped_by) == ("interrupted", "SIGTERM")
+    with pytest.raises(finetune.UserError, match=f"with --resume and --output_dir {run}$"):
+        finetune.predict(run / "refit", ["good"])
+    resumed = cli(*typed_again(stopped)).succeeded()
+    assert "step 20 of" in resumed.output
+    assert (run / "run.json").stat() == before
+    refit, expected = (Run.load(path / "refit") for path in (run, whole(refit=True)))
+    assert numbers(refit) == numbers(expected)
+    weights, reference = (load_file(each.path / "model.safetensors") for each in (refit, expected))
+    assert all(torch.equal(weights[name], reference[name]) for name in reference)
+    assert "nothing is left to train" in cli(*typed_again(stopped)).succeeded().output
 
 
 @pytest.mark.contract("D5")
