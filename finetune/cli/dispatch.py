@@ -76,8 +76,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if isinstance(answer, int):
             return answer
         return _print_json(answer)
-    except BrokenPipeError:  # e.g. `| head` closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        _close_stdout()
         return 0
     except (stopping.Stopped, Exception) as error:
         status = stopping.stop(error)
@@ -96,8 +96,17 @@ def _print_json(answer: Mapping[str, Any]) -> int:
     """Print the answer of a verb as strict JSON, from rank 0 only, and return its exit status."""
     answer = {"schema": 1, "status": 0, **answer}
     if distributed.is_main_process():
-        print(json.dumps(to_json_values(answer), indent=2, allow_nan=False), flush=True)
+        text = json.dumps(to_json_values(answer), indent=2, allow_nan=False)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            _close_stdout()
     return int(answer["status"])
+
+
+def _close_stdout() -> None:
+    """Discard what is printed from now on: the reader, such as `head`, has closed the pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(words: list[str]) -> Any:

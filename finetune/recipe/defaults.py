@@ -151,7 +151,7 @@ def with_schedule(
     if not set(SCHEDULE) & set(names):
         return defaults
     if _BATCH in names:
-        defaults[_BATCH] = _SMALL_BATCH
+        defaults[_BATCH] = min(_SMALL_BATCH, len(recipe.splits["train"]))
     values = argument_values(defaults, typed)
     resolved = resolve(
         _count_rows(recipe),

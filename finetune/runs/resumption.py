@@ -28,6 +28,8 @@ from finetune.runs.records import Checkpoint, Manifest, Metrics
 from finetune.runtime import distributed
 
 _LENGTH = ("num_train_epochs", "max_steps")
+#: What decides the weights of a model: other ones do not fit its checkpoints.
+_FIXED = {"layers"}
 
 
 @dataclass(frozen=True)
@@ -119,13 +121,16 @@ class Resumption:
         for name, (old, new) in self.changes(configuration).items():
             before, now = f"{old!s:.60}", f"{new!s:.60}"
             changes.append(f"{name}: {now} instead of {before}")
-            if name not in allowed | REPORTED_CHANGES and accepted.get(name, old) != new:
+            is_accepted = name in allowed | REPORTED_CHANGES or accepted.get(name, old) == new
+            if name in _FIXED or not is_accepted:
                 trained = f"{self.path or self.directory} was trained with {name}"
                 refused[name] = f"{trained} {before}, now it is {now}"
         if refused:
-            hint = "hint: restore the old values, or accept the new ones: --allow_changed"
+            hint = f"or accept the new ones: --allow_changed {','.join(refused)}"
+            if _FIXED & set(refused):
+                hint = "or start another run, with another --output_dir"
             *lines, last = refused.values()
-            raise UserError(*lines, f"{last}\n{hint} {','.join(refused)}")
+            raise UserError(*lines, f"{last}\nhint: restore the old values, {hint}")
         if not changes:
             return None
         sentence = f"resumed with {', '.join(changes)}"
