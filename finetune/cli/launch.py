@@ -45,7 +45,7 @@ def start_processes(verb: str, words: Sequence[str]) -> None:
             f"--num_processes {number}: a launcher has started this command in "
             f"{counted(world_size, 'process')}: leave out the flag, or the launcher"
         )
-    count = _count(number)
+    count = _count(str(number))  # a config file may have a list
     if count == 1:
         return
     from torch.distributed.elastic.multiprocessing.api import SignalException

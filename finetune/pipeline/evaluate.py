@@ -222,7 +222,7 @@ def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str])
         notes.append(f"cannot check whether the model was trained on some of these rows: {reason}")
         return None
     is_seen = seen_in(rows, recipe.splits["train"], recipe.input_column)
-    if run.manifest.arguments.get("final_epochs") or run.manifest.not_scored:
+    if run.manifest.saw_validation:
         is_seen |= seen_in(rows, recipe.splits["validation"], recipe.input_column)
     if unlabelled is not None:
         is_seen |= seen_in(rows, unlabelled, recipe.input_column)

@@ -33,7 +33,6 @@ from finetune.predicting.inference import Inference
 from finetune.predicting.text import FastTokenizer, TextInference
 from finetune.recipe import catalog
 from finetune.recipe.run import Run
-from finetune.runs.records import Metrics
 from finetune.runtime import activity, files
 from finetune.training.layout import Layout
 
@@ -101,17 +100,23 @@ class Teacher:
         run.require_model()
         if run.unfinished:
             raise UserError(run.unfinished)
-        file = Path(run.manifest.recipe)
+        manifest = run.manifest
+        file = Path(manifest.recipe)
         if file.suffix == ".py" and not catalog.imported(file.resolve()):
             command = f"python -m finetune export {path} --trust_recipe"
             raise UserError(f"{path} has a recipe file, {file}; expected its export: {command}")
         recipe = run.recipe(scores=False)
-        kernels = run.manifest.arguments.get("cpu_kernels", "auto")
+        kernels = manifest.arguments.get("cpu_kernels", "auto")
         options = Options(precision="fp32", cpu_kernels=kernels)
-        facts = [_VERSION, digest_of_model(path), run.manifest.recipe, options]
+        facts = [_VERSION, digest_of_model(path), manifest.recipe, options]
         facts += [getattr(recipe, name, None) for name in _ENCODING]
         shift: np.ndarray | float = 0.0
-        if Metrics.exists_in(path) and (thresholds := run.statistics.thresholds):
+        has_thresholds = run.kind.label_kind == "labels" and recipe.thresholds != "none"
+        if manifest.not_scored and has_thresholds:
+            raise UserError(
+                f"{path}: thresholds are part of this model; expected its run, {path.parent}"
+            )
+        if not manifest.not_scored and (thresholds := run.statistics.thresholds):
             shift = -logit([thresholds[label] for label in run.labels])
         digest = xxhash.xxh3_128_hexdigest(repr(facts).encode())
         load = functools.partial(RecipeInference, run, recipe, options)
@@ -123,8 +128,8 @@ class Teacher:
             digest,
             load,
             shift,
-            run.manifest.data.fingerprint,
-            bool(run.manifest.arguments.get("final_epochs") or run.manifest.not_scored),
+            manifest.data.fingerprint,
+            manifest.saw_validation,
         )
 
     def require_same(self, recipe: Recipe) -> None:
@@ -146,9 +151,12 @@ class Teacher:
     def report_held_out_rows(self, recipe: Recipe) -> None:
         """Report if it knows the labels of validation rows, or may know those of test rows."""
         if self.fingerprint != digests.fingerprint(recipe.splits, recipe.input_column):
+            reason = "was trained on other rows or splits"
+            if not self.fingerprint:
+                reason = "is an export, which does not say what it was trained on"
             recipe.note(
-                f"teacher {self.path.name} was trained on other rows or splits: if these have "
-                "validation or test rows of this run, their scores are too good"
+                f"teacher {self.path.name} {reason}: if it has seen validation or test rows of "
+                "this run, their scores are too good"
             )
         elif self.saw_validation:
             recipe.report.warning(
