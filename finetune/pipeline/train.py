@@ -31,7 +31,7 @@ from transformers import (
     TrainerCallback,
     set_seed,
 )
-from transformers.trainer_utils import SaveStrategy, TrainOutput
+from transformers.trainer_utils import SaveStrategy
 
 from finetune.config.settings import Settings
 from finetune.data.encoding import COLUMN
@@ -45,7 +45,7 @@ from finetune.pipeline.refit import First
 from finetune.pipeline.time_limit import fit_epochs
 from finetune.recipe import Recipe, teacher
 from finetune.recipe.run import Run
-from finetune.reporting.tracking import tracking
+from finetune.reporting.tracking import Trackers, tracking
 from finetune.runs import checkpoints
 from finetune.runs.directory import lock_directory, move_run_aside, unlock_directory
 from finetune.runtime import activity, distributed, stopping
@@ -183,53 +183,64 @@ def _run_training(
             if settings.dry_run or prepared.is_done:
                 _report_without_training(prepared)
                 return settings
-            trainer, recipe = _build_trainer(prepared, first)
-            final_recipe = None
-            if settings.arguments.final_epochs and pruning is None:
-                final_recipe = _on_all_rows(recipe)
-                if recipe.kind.thresholds != "none":
-                    recipe.note(
-                        "baselines are fitted to the training rows alone, because their thresholds "
-                        "are fitted to the validation rows"
-                    )
-            trackers.take_over(trainer)
-            if pruning is not None:
-                trainer.add_callback(pruning)
-            if writes_run(settings.values):
-                recording.run = _start_run(prepared, trainer, first)
-            with stopping.deferred(settings.arguments.grace_seconds, recording.give_up):
-                outputs: Any
-                if first is not None:
-                    outputs = _train_again(trainer, recipe, prepared, first)
-                else:
-                    outputs = _train_and_predict(
-                        trainer, recipe, final_recipe, prepared, is_trial=pruning is not None
-                    )
-            del trainer
-            gc.collect()
-            if not settings.values.refit:
-                distributed.leave_process_group()  # only rank 0 has work left
-            if recording.run is not None:
-                if name := stopping.requested():  # a signal arrived since the training
-                    raise Stopped(name)
-                with explained(settings.arguments, "writing the results"):
-                    if first is not None:
-                        recording.run.update(**outputs, status="finished")
-                    elif pruning is not None:
-                        results.write_trial(recording.run, *outputs)
-                    else:
-                        # baselines are fitted on the rows that the model is trained on, but
-                        # thresholds on others
-                        fitted = recipe
-                        if final_recipe is not None and recipe.kind.thresholds == "none":
-                            fitted = final_recipe
-                        results.write(recording.run, fitted, settings.arguments, *outputs)
-                        trackers.metrics = recording.run.metrics
+            _train_and_write(prepared, trackers, recording, pruning, first)
         if recording.run is not None and pruning is None:
             from finetune.pipeline.report import write_final_report  # imports matplotlib
 
             write_final_report(recording.run)
     return settings
+
+
+def _train_and_write(
+    prepared: Prepared,
+    trackers: Trackers,
+    recording: "_Recording",
+    pruning: TrainerCallback | None,
+    first: First | None,
+) -> None:
+    """Train as prepared, and write the results in the process that writes the run."""
+    settings = prepared.settings
+    trainer, recipe = _build_trainer(prepared, first)
+    final_recipe = None
+    baseline_recipe = recipe  # baselines are fitted on the rows that the model is trained on
+    if settings.arguments.final_epochs and pruning is None:
+        final_recipe = _on_all_rows(recipe)
+        if recipe.kind.thresholds == "none":
+            baseline_recipe = final_recipe
+        else:
+            recipe.note(
+                "baselines are fitted to the training rows alone, because their thresholds "
+                "are fitted to the validation rows"
+            )
+    trackers.take_over(trainer)
+    if pruning is not None:
+        trainer.add_callback(pruning)
+    if writes_run(settings.values):
+        recording.run = _start_run(prepared, trainer, first)
+    with stopping.deferred(settings.arguments.grace_seconds, recording.give_up):
+        outputs: Any
+        if first is not None:
+            outputs = _train_again(trainer, recipe, prepared, first)
+        else:
+            outputs = _train_and_predict(
+                trainer, recipe, final_recipe, prepared, is_trial=pruning is not None
+            )
+    del trainer
+    gc.collect()
+    if not settings.values.refit:
+        distributed.leave_process_group()  # only rank 0 has work left
+    if recording.run is None:
+        return
+    if name := stopping.requested():  # a signal arrived since the training
+        raise Stopped(name)
+    with explained(settings.arguments, "writing the results"):
+        if first is not None:
+            recording.run.update(**outputs, status="finished")
+        elif pruning is not None:
+            results.write_trial(recording.run, *outputs)
+        else:
+            results.write(recording.run, baseline_recipe, settings.arguments, *outputs)
+            trackers.metrics = recording.run.metrics
 
 
 def _report_without_training(prepared: Prepared) -> None:
@@ -348,18 +359,13 @@ def _train_and_predict(
     """
     task = recipe.kind
     _score_as_saved(trainer, task)
-    started = time.perf_counter()
-    trained = trainer.train(resume_from_checkpoint=prepared.resumption.path)
-    seconds = time.perf_counter() - started
-    trainer.require_finite()
+    outcome = _train(trainer, recipe, prepared)
     if trainer.args.load_best_model_at_end and not trainer.state.best_global_step:
         name = trainer.args.metric_for_best_model
         activity.say(f"no evaluation has a number for {name}: the model of the last step is saved")
     layer = None
     thresholds = None
     is_final = False
-    if has_adapter(recipe):  # in place; checkpoints stay the same
-        trainer.model.merge_adapter()  # type: ignore[operator, union-attr]
     try:
         validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
         shift = task.fit(np.asarray(validation.predictions), np.asarray(validation.label_ids))
@@ -377,7 +383,8 @@ def _train_and_predict(
             is_final = True
             started = time.perf_counter()
             _train_final_epochs(trainer, final_recipe)
-            seconds += time.perf_counter() - started
+            seconds = outcome["train_seconds"] + time.perf_counter() - started
+            outcome |= {"train_seconds": round(seconds, 2), "finished": _now()}
             if layer is not None and shift is not None:
                 _fold(layer, shift)
         test = None if is_trial else trainer.predict(recipe.prepared["test"])
@@ -389,7 +396,6 @@ def _train_and_predict(
         if not trainer.args.load_best_model_at_end:  # else the best weights have replaced the last
             trainer.save_stopped()
         raise
-    outcome = _describe_outcome(trainer, prepared, trained, seconds)
     if is_trial:
         return (validation, outcome)
     _save_model(trainer, recipe)
@@ -407,13 +413,8 @@ def _train_again(
     Raises:
         Stopped: As :func:`_train_and_predict`.
     """
-    started = time.perf_counter()
-    trained = trainer.train(resume_from_checkpoint=prepared.resumption.path)
-    seconds = time.perf_counter() - started
-    trainer.require_finite()
+    outcome = _train(trainer, recipe, prepared)
     assert trainer.model is not None
-    if has_adapter(recipe):
-        trainer.model.merge_adapter()  # type: ignore[operator]
     thresholds = first.metrics.statistics.thresholds
     if thresholds is not None:
         shift = -logit([thresholds[label] for label in recipe.labels])
@@ -428,7 +429,6 @@ def _train_again(
     if loss > first_loss:
         sentence += ", which is worse: prefer the run"
     _save_model(trainer, recipe)
-    outcome = _describe_outcome(trainer, prepared, trained, seconds)
     return {**outcome, "temperature": first.manifest.temperature, "not_scored": sentence}
 
 
@@ -439,24 +439,32 @@ def _save_model(trainer: Trainer, recipe: Recipe) -> None:
         trainer.save_model()
 
 
-def _describe_outcome(
-    trainer: Trainer, prepared: Prepared, trained: TrainOutput, seconds: float
-) -> dict[str, Any]:
-    """Return the fields of ``run.json`` that are known after the training. Loss, seconds and speed
-    are measured since the start or the resume.
+def _train(trainer: Trainer, recipe: Recipe, prepared: Prepared) -> dict[str, Any]:
+    """Train, merge an adapter into the model, and return the fields of ``run.json`` about the
+    training. Loss, seconds and speed are measured since the start or the resume.
     """
+    started = time.perf_counter()
+    trained = trainer.train(resume_from_checkpoint=prepared.resumption.path)
+    seconds = time.perf_counter() - started
+    trainer.require_finite()
+    if has_adapter(recipe):  # in place; checkpoints stay the same
+        trainer.model.merge_adapter()  # type: ignore[operator, union-attr]
     state = trainer.state
     return {
         "steps": state.global_step,
         "steps_before": prepared.resumption.step,
         "train_loss": trained.training_loss,
         "train_seconds": round(seconds, 2),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "finished": _now(),
         "speed": trainer.callback.summary(),
         "best_step": state.best_global_step if trainer.args.load_best_model_at_end else None,
         "stopped_early": trainer.callback.stop_reason,
         "history": state.log_history,
     }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _fold(layer: torch.nn.Linear, shift: np.ndarray) -> None:

@@ -111,8 +111,8 @@ class Teacher:
         facts = [_VERSION, digest_of_model(path), manifest.recipe, options]
         facts += [getattr(recipe, name, None) for name in _ENCODING]
         shift: np.ndarray | float = 0.0
-        has_thresholds = run.kind.label_kind == "labels" and recipe.thresholds != "none"
-        if manifest.not_scored and has_thresholds:
+        has_thresholds = getattr(recipe, "thresholds", "none") != "none"
+        if manifest.not_scored and has_thresholds and recipe.kind.label_kind == "labels":
             raise UserError(
                 f"{path}: thresholds are part of this model; expected its run, {path.parent}"
             )

@@ -114,7 +114,7 @@ def test_a_refit_says_that_it_is_not_scored(
     assert facts["not_scored"].startswith(sentence)
     student = flags(dataset=run.manifest.options["dataset"], label_separator=";")
     student += ["--model", run.manifest.options["model"], "--teacher", refit.path, "--dry_run"]
-    cli("text", *student).refused(f"thresholds are part of this model; expected its run, {run.path}")
+    cli("text", *student).refused(f"{refit.path}: thresholds are part of this model")
     assert "model.safetensors" in cli("push", refit.path, "--repo", "a").succeeded().stdout
     texts = frames["test"]["text"].tolist()
     classify: Any = pipeline("text-classification", str(refit.path), top_k=None)
