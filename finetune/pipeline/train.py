@@ -41,7 +41,7 @@ from finetune.pipeline import refit, results
 from finetune.pipeline.description import describe_run
 from finetune.pipeline.events import Finished, Logged, Progress, Started, emit, ignore, reporting
 from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
-from finetune.pipeline.refit import First
+from finetune.pipeline.refit import ScoredRun
 from finetune.pipeline.time_limit import fit_epochs
 from finetune.recipe import Recipe, teacher
 from finetune.recipe.run import Run
@@ -150,10 +150,10 @@ def run_training(
     try:
         trained = _run_training(settings, progress, pruning)
         if trained.values.refit and not trained.dry_run:
-            first = First.read(trained.output_dir)
-            trained = refit.change(trained, first)
+            scored_run = ScoredRun.read(trained.output_dir)
+            trained = refit.derive_settings(trained, scored_run)
             try:
-                _run_training(trained, progress, first=first)
+                _run_training(trained, progress, scored_run=scored_run)
             finally:
                 unlock_directory(trained.output_dir)
     finally:
@@ -166,12 +166,12 @@ def _run_training(
     settings: Settings,
     progress: Progress,
     pruning: TrainerCallback | None = None,
-    first: First | None = None,
+    scored_run: ScoredRun | None = None,
 ) -> Settings:
     """Run one training, and return its settings, with its rows.
 
-    The process group stays if a second training follows; ``first`` is the run that this one
-    follows.
+    The process group stays if a second training follows; ``scored_run`` is the run that
+    this one follows.
     """
     with reporting(progress), tracking(settings.output_dir) as trackers:
         recording = _Recording(settings)
@@ -179,11 +179,11 @@ def _run_training(
             prepared = fit_epochs(prepare_job(settings))
             settings = prepared.settings
             if settings.values.refit:
-                refit.check(settings)
+                refit.check_settings(settings)
             if settings.dry_run or prepared.is_done:
                 _report_without_training(prepared)
                 return settings
-            _train_and_write(prepared, trackers, recording, pruning, first)
+            _train_and_write(prepared, trackers, recording, pruning, scored_run)
         if recording.run is not None and pruning is None:
             from finetune.pipeline.report import write_final_report  # imports matplotlib
 
@@ -196,11 +196,11 @@ def _train_and_write(
     trackers: Trackers,
     recording: "_Recording",
     pruning: TrainerCallback | None,
-    first: First | None,
+    scored_run: ScoredRun | None,
 ) -> None:
     """Train as prepared, and write the results in the process that writes the run."""
     settings = prepared.settings
-    trainer, recipe = _build_trainer(prepared, first)
+    trainer, recipe = _build_trainer(prepared, scored_run)
     final_recipe = None
     baseline_recipe = recipe  # baselines are fitted on the rows that the model is trained on
     if settings.arguments.final_epochs and pruning is None:
@@ -216,11 +216,11 @@ def _train_and_write(
     if pruning is not None:
         trainer.add_callback(pruning)
     if writes_run(settings.values):
-        recording.run = _start_run(prepared, trainer, first)
+        recording.run = _start_run(prepared, trainer, scored_run)
     with stopping.deferred(settings.arguments.grace_seconds, recording.give_up):
         outputs: Any
-        if first is not None:
-            outputs = _train_again(trainer, recipe, prepared, first)
+        if scored_run is not None:
+            outputs = _train_again(trainer, recipe, prepared, scored_run)
         else:
             outputs = _train_and_predict(
                 trainer, recipe, final_recipe, prepared, is_trial=pruning is not None
@@ -234,7 +234,7 @@ def _train_and_write(
     if name := stopping.requested():  # a signal arrived since the training
         raise Stopped(name)
     with explained(settings.arguments, "writing the results"):
-        if first is not None:
+        if scored_run is not None:
             recording.run.update(**outputs, status="finished")
         elif pruning is not None:
             results.write_trial(recording.run, *outputs)
@@ -269,7 +269,9 @@ def _report_without_training(prepared: Prepared) -> None:
         distributed.leave_process_group()
 
 
-def _build_trainer(prepared: Prepared, first: First | None = None) -> tuple[Trainer, Recipe]:
+def _build_trainer(
+    prepared: Prepared, scored_run: ScoredRun | None = None
+) -> tuple[Trainer, Recipe]:
     """Build the trainer, which reports its logs as events and does not print them. That of a second
     training has all rows, but the head and the weights of the first.
 
@@ -281,7 +283,7 @@ def _build_trainer(prepared: Prepared, first: First | None = None) -> tuple[Trai
     if prepared.resumption.path is not None:  # the checkpoint has the weights of the head
         load_model = recipe.new_model
     changes = {}
-    if first is not None:
+    if scored_run is not None:
         changes["train_dataset"] = _on_all_rows(recipe).training_rows
     trainer = build_trainer(recipe, prepared.settings.arguments, load_model, **changes)
     trainer.configuration = prepared.configuration
@@ -403,7 +405,7 @@ def _train_and_predict(
 
 
 def _train_again(
-    trainer: Trainer, recipe: Recipe, prepared: Prepared, first: First
+    trainer: Trainer, recipe: Recipe, prepared: Prepared, scored_run: ScoredRun
 ) -> dict[str, Any]:
     """Train on all rows, fold in the thresholds of the first training, and save the model.
 
@@ -415,21 +417,21 @@ def _train_again(
     """
     outcome = _train(trainer, recipe, prepared)
     assert trainer.model is not None
-    thresholds = first.metrics.statistics.thresholds
+    thresholds = scored_run.metrics.statistics.thresholds
     if thresholds is not None:
         shift = -logit([thresholds[label] for label in recipe.labels])
         _fold(head.last_linear(trainer.model, recipe.kind.width), shift)
     output = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
     loss = (output.metrics or {})["eval_loss"]
-    first_loss = first.metrics.validation["loss"]
+    loss_before = scored_run.metrics.validation["loss"]
     sentence = (
-        f"{first.not_scored}; on the validation rows, which it was trained on, its loss is "
-        f"{loss:.4f} instead of {first_loss:.4f}"
+        f"{scored_run.not_scored}; on the validation rows, which it was trained on, its loss is "
+        f"{loss:.4f} instead of {loss_before:.4f}"
     )
-    if loss > first_loss:
+    if loss > loss_before:
         sentence += ", which is worse: prefer the run"
     _save_model(trainer, recipe)
-    return {**outcome, "temperature": first.manifest.temperature, "not_scored": sentence}
+    return {**outcome, "temperature": scored_run.manifest.temperature, "not_scored": sentence}
 
 
 def _save_model(trainer: Trainer, recipe: Recipe) -> None:
@@ -572,16 +574,16 @@ class _Recording:
         os.write(2, f"error: {reason}, the process ends\n".encode())
 
 
-def _start_run(prepared: Prepared, trainer: Trainer, first: First | None) -> Run:
+def _start_run(prepared: Prepared, trainer: Trainer, scored_run: ScoredRun | None) -> Run:
     """Take over the output directory, and write ``run.json`` of a new or a resumed run."""
     settings = prepared.settings
     resumption = prepared.resumption
     directory = settings.output_dir
     emit(Started(settings, settings.arguments, prepared.steps, trainer.model))
     manifest = describe_run(settings, prepared.configuration)
-    if first is not None:
+    if scored_run is not None:
         manifest = dataclasses.replace(
-            manifest, data=first.manifest.data, not_scored=first.not_scored
+            manifest, data=scored_run.manifest.data, not_scored=scored_run.not_scored
         )
     # not earlier: an error could still stop the command, or the model be read from this directory
     lock_directory(directory)

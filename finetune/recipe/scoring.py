@@ -108,9 +108,9 @@ class Scoring:
         scores: dict[str, float] = {}
         for name in self.arguments:
             scores |= self._compute(name, task, prediction)
-        if metrics_beside := metrics.scores_beside(task.label_kind, len(task.labels)):
+        if extras := metrics.extra_metrics(task.label_kind, len(task.labels)):
             rows = task.scored(np.asarray(prediction.label_ids), np.asarray(prediction.predictions))
-            for name, metric in metrics_beside.items():
+            for name, metric in extras.items():
                 scores[name] = float(metric.function(rows)[0])
         return scores
 
@@ -127,9 +127,9 @@ class Scoring:
         from transformers import EvalPrediction
 
         task.refuse_metrics(self.arguments)
-        names_beside = list(metrics.scores_beside(task.label_kind, len(task.labels)))
+        extra_names = list(metrics.extra_metrics(task.label_kind, len(task.labels)))
         if self.arguments == task.metrics:
-            return list(self.arguments) + names_beside
+            return list(self.arguments) + extra_names
         load.cache_clear()  # in a notebook, a file may have been edited
         report = Findings()
         owners: dict[str, str] = {}
@@ -145,7 +145,7 @@ class Scoring:
                             "choose another name"
                         )
         report.raise_errors()
-        return list(owners) + names_beside
+        return list(owners) + extra_names
 
     def _compute(self, name: str, task: Task[Any], prediction: EvalPrediction) -> dict[str, float]:
         """Return the scores of a metric by name; a single score is named after the metric."""

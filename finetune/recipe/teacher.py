@@ -34,7 +34,7 @@ from finetune.predicting.text import FastTokenizer, TextInference
 from finetune.recipe import catalog
 from finetune.recipe.run import Run
 from finetune.runtime import activity, files
-from finetune.training.layout import Layout
+from finetune.training.layout import LabelLayout
 
 if TYPE_CHECKING:
     from finetune.recipe.base import Recipe
@@ -222,7 +222,7 @@ def open_teachers(recipe: Recipe) -> list[Teacher]:
     return teachers
 
 
-def layout(recipe: Any) -> Layout | None:
+def label_layout(recipe: Any) -> LabelLayout | None:
     """Return the layout of the labels of :func:`training_rows`; None if they are targets."""
     task = recipe.kind
     is_soft = bool(getattr(recipe, "label_probabilities", None))
@@ -233,12 +233,12 @@ def layout(recipe: Any) -> Layout | None:
         return None
     has_class = task.has_one_class and not is_soft
     shape = () if has_class or not task.labels else (task.width,)
-    return Layout(shape, has_class=has_class, is_soft=is_soft, divergence=divergence)
+    return LabelLayout(shape, has_class=has_class, is_soft=is_soft, divergence=divergence)
 
 
 def training_rows(recipe: Any) -> Dataset:
     """Return the prepared training rows with what the teacher answers, then unlabelled rows."""
-    row_layout = layout(recipe)
+    row_layout = label_layout(recipe)
     prepared = recipe.prepared["train"]
     if row_layout is None:
         return prepared
