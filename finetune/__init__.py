@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from finetune.pipeline.report import Report, report
     from finetune.pipeline.train import launch, train
     from finetune.predicting.files import Export
-    from finetune.recipe import ImageRecipe, Recipe, TextRecipe, option
+    from finetune.recipe import ImageRecipe, Recipe, TextRecipe, TokenRecipe, option
     from finetune.recipe.run import Run
     from finetune.recipe.scoring import Scoring
     from finetune.serving.app import create_app
@@ -59,7 +59,8 @@ _MODULES = {
     "pipeline.predict": "FilePrediction predict predict_file",
     "pipeline.report": "Report report",
     "pipeline.train": "launch train",
-    "recipe": "ImageClassification ImageRecipe Recipe TextClassification TextRecipe option",
+    "recipe": "ImageClassification ImageRecipe Recipe TextClassification TextRecipe TokenRecipe "
+    "option",
     "recipe.scoring": "Scoring",
     "recipe.run": "Run",
     "serving.app": "create_app",
@@ -70,8 +71,18 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = ["Check", "Comparison", "Diverged", "Evaluation", "Export", "FilePrediction"]
 __all__ += ["ImageRecipe", "Predictor", "Push", "Recipe", "Report", "Run", "RunError", "RunSet"]
-__all__ += ["Scoring", "TextRecipe", "UserError", "check", "compare", "create_app", "evaluate"]
-__all__ += ["export", "launch", "option", "predict", "predict_file", "push", "repeat", "report"]
+__all__ += ["Scoring", "TextRecipe", "TokenRecipe", "UserError", "check", "compare", "create_app"]
+__all__ += [
+    "evaluate",
+    "export",
+    "launch",
+    "option",
+    "predict",
+    "predict_file",
+    "push",
+    "repeat",
+    "report",
+]
 __all__ += ["search", "train"]
 
 

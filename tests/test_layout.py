@@ -13,7 +13,7 @@ PACKAGE = ROOT / "finetune"
 MAX_PACKAGES, MAX_MODULES = 22, 4
 FILES = sorted(PACKAGE.rglob("*.py"))
 #: The limits, with their reasons in docs/decisions/layout.md.
-MAX_TOKENS = 171_500
+MAX_TOKENS = 183_000
 MAX_LINES = 500  # of code in a file
 MAX_COMPLEXITY = 20
 MAX_VAGUE_PERCENT = 0.5

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict
 
 from finetune.checking import texts
-from finetune.data import ROW, arrow, digests, encoding, targets
+from finetune.data import ROW, arrow, digests, encoding, targets, words
 from finetune.data.digests import drop_repeated
 from finetune.data.splits import Plan, build_index
 from finetune.data.targets import RELABEL, report_rows
@@ -94,7 +94,10 @@ def require_all_rows(
         if len(first) != len(rows):
             mistakes.append(f"prepare() returned {len(first):,} of the {len(rows):,} {name} rows")
         elif "labels" in features.column_names:
-            labels = np.asarray(features.with_format("numpy")["labels"][:])[first]
+            if targets.is_tagged(rows):
+                labels = words.labels_of(features)
+            else:
+                labels = np.asarray(features.with_format("numpy")["labels"][:])[first]
             if not np.array_equal(labels, targets_of(name).astype(labels.dtype)):
                 mistakes.append(f"prepare() changed the labels or the order of the {name} rows")
     if mistakes:
@@ -151,6 +154,9 @@ def _find_class_problems(train: Dataset, test: Dataset, report: Findings) -> Non
     """Report dominant classes, classes with few training rows, and classes without test rows."""
     names = targets.class_names(train)
     noun = "label" if targets.is_set(train) else "class"
+    highest = _DOMINANT * len(train)
+    if targets.is_tagged(train):  # a type may be in every row
+        noun, highest = "type", len(train)
     by_name = {names[number]: count for number, count in targets.counts(train).items()}
     counts = pd.Series(by_name, dtype=int).sort_values(kind="stable")
     is_tested = counts.index.isin([names[number] for number in targets.counts(test)])
@@ -160,7 +166,7 @@ def _find_class_problems(train: Dataset, test: Dataset, report: Findings) -> Non
     metrics = "--class_weights balanced, and --metrics f1_macro,average_precision"
     add = "add rows, or merge classes: --label_map OLD=NEW"
     for name, classes, description, fix in (
-        ("imbalance", counts[counts > _DOMINANT * len(train)], dominant, metrics),
+        ("imbalance", counts[counts > highest], dominant, metrics),
         ("few_rows_of_a_class", counts[counts < _MIN_ROWS], rare, add),
         ("not_in_test", counts[(counts > 1) & ~is_tested], untested, add),
     ):

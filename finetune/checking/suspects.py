@@ -237,6 +237,9 @@ def row_digests(rows: Dataset, column: str) -> list[str]:
 def label_text(rows: Dataset, label: Any) -> str:
     """Return a label as it is written in ``suspects.csv``."""
     names = targets.class_names(rows)
+    if targets.is_tagged(rows):
+        tags = rows.features["label"].feature["tag"].names
+        return " ".join(tags[word["tag"]] for word in label)
     if targets.is_set(rows):
         return json.dumps([names[number] for number in label], ensure_ascii=False)
     return str(names[label] if names else label)

@@ -81,7 +81,7 @@ def predict(words: Sequence[str]) -> Answer:
 
     if typed.text:
         most_labels = None if typed.all_probabilities else 5
-        options["all_probabilities"] = run.kind.has_probabilities
+        options["all_probabilities"] = run.kind.has_probabilities and not run.kind.labels_words
         rows = [tuple(typed.text)] if len(typed.text) > 1 else typed.text
         predictions = pipeline.predict(run, rows, **options)
         if typed.json:

@@ -203,7 +203,9 @@ def require_rows(
                 f"without: --dataset_splits {split}=none",
             )
     report.raise_errors()
-    if targets.are_classes(train):
+    if targets.is_tagged(train):
+        is_constant = np.array([not trained])
+    elif targets.are_classes(train):
         is_constant = np.array([set(trained.values()) <= {len(train)}])
     else:
         numbers = np.reshape(targets.values(train), (len(train), -1))

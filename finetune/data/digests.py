@@ -48,8 +48,8 @@ _MAX_ROWS_IN_BAND, _MAX_VERIFIED_PAIRS = 100, 50
 #: What is not the single space between two words.
 _BLANKS = ("  ", "\n", "\r", "\t", "\xa0")
 #: Scripts without spaces between words: each letter is a word.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 
 
 def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[bytes]:
@@ -179,6 +179,7 @@ def drop_repeated(
     pairs = index.groupby("digest", sort=False)["pair"]
     is_contradiction = pairs.transform("min") != pairs.transform("max")
     has_classes = targets.are_classes(dataset["train"])
+    advice = EXCLUDE if targets.is_tagged(dataset["train"]) else RELABEL
     keep_first = plan.keep_contradictions == "first"
     keep_all = not (has_classes or keep_first)
     is_repeated = index.duplicated("pair" if keep_all else "digest")
@@ -194,7 +195,7 @@ def drop_repeated(
         texts = counted(contradictions["digest"].nunique(), column.removesuffix("s"))
         kind = "labels" if has_classes else "numbers"
         description = f"with the same {column} and different {kind} ({texts})"
-        fix = action if is_train else f"no model can be right on all of them; {RELABEL}"
+        fix = action if is_train else f"no model can be right on all of them; {advice}"
         report_part("contradictions", description, fix, contradictions, severity=severity)
         duplicates = rows[(is_repeated & (keep_all | ~is_contradiction))[rows.index]]
         fix = "left out, one of each is kept" if is_train else EXCLUDE

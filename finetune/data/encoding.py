@@ -68,6 +68,11 @@ class Frame:
             raise UserError(f"{name} changes tokens when it adds special tokens: {hint}")
         self._spans = [slice(start, start + size) for start in starts]  # where the texts are
 
+    @property
+    def start(self) -> int:
+        """The number of special tokens before the text."""
+        return self._spans[0].start
+
     def row(self, *texts: list[int]) -> Columns:
         """Return the token ids of the text, or of both texts of a pair, with special tokens."""
         row = {name: list(values) for name, values in self._example.items()}

@@ -139,9 +139,11 @@ def _find_candidates(split: str, names: Sequence[str]) -> list[str]:
     return [name for name in names if name not in SPLITS and guess_split(name) == split]
 
 
-def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
+def find_files(
+    dataset: str, split_names: Mapping[str, str], suffixes: Sequence[str] = formats.FILES
+) -> SplitFiles:
     """Return the files of each split of a directory. A file, or a pattern such as
-    ``data/2024-*.csv``, is a single split.
+    ``data/2024-*.csv``, is a single split. ``suffixes`` are those of files of rows.
 
     Raises:
         UserError: If there are no files, or if their splits are ambiguous.
@@ -158,14 +160,14 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
         paths = select_data(root, files)
         facts = _name_unread(set(files).difference(paths), root)
     elif existing(dataset).is_dir():
-        return _find_in_directory(path, split_names)
+        return _find_in_directory(path, split_names, suffixes)
     if split_names:
         raise UserError(f"--dataset_splits: {dataset} is not a directory: leave the flag out")
-    foreign = [str(path) for path in paths if formats.suffix(path) not in formats.FILES]
+    foreign = [str(path) for path in paths if formats.suffix(path) not in suffixes]
     if foreign or not paths:
         names = list_first(foreign or [dataset], _MAX_LISTED)
         raise UserError(
-            f"cannot read {names}: expected a file ending in {', '.join(formats.FILES)}; "
+            f"cannot read {names}: expected a file ending in {', '.join(suffixes)}; "
             f"text may be compressed: {', '.join(formats.COMPRESSIONS)}"
         )
     folders = {path.parent.name for path in paths}
@@ -177,18 +179,23 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
     return SplitFiles("tables", {"train": paths}, root, facts=facts)
 
 
-def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> SplitFiles:
+def _find_in_directory(
+    directory: Path, split_names: Mapping[str, str], suffixes: Sequence[str]
+) -> SplitFiles:
     def is_split(name: str) -> bool:
         return guess_split(name) is not None or name in split_names.values()
 
     files = files_below(directory)
     paths = [path.relative_to(directory) for path in select_data(directory, files)]
-    groups = _group_tables(paths, is_split)
+    tables = [path for path in paths if formats.suffix(path) in suffixes]
+    groups = _group_tables(tables, is_split)
     kind: Literal["tables", "texts", "images"] = "tables"
     class_level = 0
     if not any(map(is_split, groups)):
         images = _in_folders(paths, IMAGES)
-        texts = _in_folders(paths, (".txt",))
+        texts = []
+        if ".txt" not in suffixes:
+            texts = _in_folders(paths, (".txt",))
         if images or texts:
             kind = "images" if images else "texts"
             class_level, groups = _group_classified(images or texts, bool(split_names))
@@ -240,8 +247,6 @@ def _group_tables(paths: Iterable[Path], is_split: Callable[[str], bool]) -> dic
     """
     groups: dict[str, list[Path]] = defaultdict(list)
     for path in paths:
-        if formats.suffix(path) not in formats.FILES:
-            continue
         stem = formats.stem(path)
         names = []
         for folder in path.parts[:-1]:

@@ -30,7 +30,7 @@ from datasets.table import MemoryMappedTable
 from datasets.utils.py_utils import iter_batched
 from python_calamine import CalamineError, CalamineWorkbook, SheetTypeEnum, SheetVisibleEnum
 
-from finetune.data import arrow, caches, read_text
+from finetune.data import arrow, caches, read_text, word_files
 from finetune.data.read_text import ROWS_AT_ONCE, ReadOptions, Record
 from finetune.data.stored_files import refuse_pointer
 from finetune.errors import UserError, suggestion
@@ -167,7 +167,10 @@ def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
         tables = _record_tables(path, records)
     elif suffix in formats.TEXTS:
         options, facts = read_text.detect(path, options)
-        if suffix in formats.SEPARATORS:
+        if options.are_words(path):
+            lines = read_text.text_lines(path, options.encoding)
+            tables = (_number_lines(table) for table in word_files.sentences(path, lines))
+        elif suffix in formats.SEPARATORS:
             tables = _record_tables(path, read_text.records(path, options))
         elif suffix == ".txt":
             lines = (line.rstrip("\r\n") for line in read_text.text_lines(path, options.encoding))
@@ -235,6 +238,11 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
     read_text.column_names(path, schema.names)
     for part in parts:
         yield pa.Table.from_batches([part]).replace_schema_metadata(schema.metadata)
+
+
+def _number_lines(table: pa.Table) -> pa.Table:
+    names = [_NUMBER if name == "line" else name for name in table.column_names]
+    return table.rename_columns(names)
 
 
 def _record_tables(path: Path, records: Iterator[Record]) -> Iterator[pa.Table]:

@@ -57,6 +57,7 @@ class ReadOptions:
         separator: The separator of fields in a ``.csv`` or ``.tsv``; ``tab`` for a tab.
         encoding: The name of a Python codec.
         sheet: The name of a sheet of a spreadsheet.
+        words: Whether a ``.txt`` or ``.tsv`` has a word a line, as a ``.conll`` has.
 
     Raises:
         UserError: If the separator or the encoding is invalid.
@@ -66,6 +67,7 @@ class ReadOptions:
     separator: str | None = None
     encoding: str | None = None
     sheet: str | None = None
+    words: bool = False
 
     def __post_init__(self) -> None:
         mistakes = []
@@ -85,9 +87,18 @@ class ReadOptions:
     @property
     def flags(self) -> dict[str, str]:
         """The values of the options that are set, by flag."""
-        flags = ("--csv_quoting", "--csv_separator", "--encoding", "--sheet")
-        values = zip(flags, vars(self).values(), strict=True)
-        return {flag: value for flag, value in values if value not in (None, "auto")}
+        flags = {
+            "--csv_quoting": self.quoting,
+            "--csv_separator": self.separator,
+            "--encoding": self.encoding,
+            "--sheet": self.sheet,
+        }
+        return {flag: value for flag, value in flags.items() if value not in (None, "auto")}
+
+    def are_words(self, path: Path) -> bool:
+        """Return whether a file has a word a line."""
+        suffix = formats.suffix(path)
+        return suffix in formats.WORDS or (self.words and suffix in formats.MAYBE_WORDS)
 
 
 class Record(NamedTuple):
@@ -217,7 +228,8 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
     if options.encoding is None and encoding != "utf-8-sig":
         facts.append(f"read as {encoding} (--encoding)")
     options = replace(options, encoding=encoding)
-    if not (usual := formats.SEPARATORS.get(formats.suffix(path))):
+    usual = formats.SEPARATORS.get(formats.suffix(path))
+    if usual is None or options.are_words(path):
         return options, facts
     _, excel_separator = _table_lines(path, encoding)
     if options.separator is None and excel_separator is not None:

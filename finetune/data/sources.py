@@ -22,7 +22,7 @@ from finetune.data.read import read_file
 from finetune.data.read_text import ReadOptions
 from finetune.data.stored_files import folder_columns
 from finetune.errors import Findings, UserError, row_places
-from finetune.runtime import hub
+from finetune.runtime import formats, hub
 
 #: ``datasets`` names the folder of a cached data set after its commit on the Hub.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -74,7 +74,10 @@ class Source:
     @functools.cached_property
     def files(self) -> SplitFiles:
         """The files of a local data set."""
-        return find_files(self.dataset, self.split_names)
+        suffixes: tuple[str, ...] = formats.FILES
+        if self.options.words:
+            suffixes += formats.MAYBE_WORDS
+        return find_files(self.dataset, self.split_names, suffixes)
 
     def load(self, report: Findings | None = None) -> DatasetDict:
         """Return the splits with all their columns and :data:`ROW`.

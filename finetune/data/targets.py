@@ -5,6 +5,7 @@
 ``List(ClassLabel)``           any number of classes, sorted by id
 ``Value("float32")``           a number
 ``List(Value("float32"), k)``  ``k`` numbers
+``List({..., "tag": ...})``    words with tags; the classes are the entity types
 =============================  ================================================
 """
 
@@ -18,6 +19,8 @@ from datasets import ClassLabel, Dataset, List
 from finetune.data import ROW, arrow
 from finetune.errors import Finding, Findings, Severity, Suspect, counted
 
+#: The tag of words outside of entities; the others are ``B-TYPE`` and ``I-TYPE`` of each type.
+OUTSIDE = "O"
 #: The share of rows above which a finding is a warning instead of a fact.
 _SUSPICIOUS_SHARE = 0.01
 #: The number of rows that a finding lists as suspects.
@@ -32,7 +35,16 @@ def class_names(rows: Dataset, column: str = "label") -> list[str]:
     feature = rows.features[column]
     if isinstance(feature, List):
         feature = feature.feature
+    if isinstance(feature, dict):
+        names = getattr(feature.get("tag"), "names", ())
+        return [name.removeprefix("B-") for name in names[1::2]]
     return list(getattr(feature, "names", ()))
+
+
+def is_tagged(rows: Dataset) -> bool:
+    """Return whether the labels are words with tags, see :mod:`finetune.data.tags`."""
+    feature = rows.features["label"]
+    return isinstance(feature, List) and isinstance(feature.feature, dict)
 
 
 def is_set(rows: Dataset) -> bool:
@@ -43,12 +55,25 @@ def is_set(rows: Dataset) -> bool:
 
 def are_classes(rows: Dataset) -> bool:
     """Return whether the labels are classes, one or several per row, not numbers."""
-    return is_set(rows) or isinstance(rows.features["label"], ClassLabel)
+    return is_set(rows) or is_tagged(rows) or isinstance(rows.features["label"], ClassLabel)
 
 
 def values(rows: Dataset) -> list[Any]:
     """Return the label of each row; faster than ``rows["label"][:]``."""
     return list(arrow.column(rows, "label").to_pylist())
+
+
+def class_sets(rows: Dataset) -> list[list[int]]:
+    """Return the class ids of each row; those of words with tags are the types of the entities."""
+    if is_set(rows):
+        return values(rows)
+    if not is_tagged(rows):
+        return [[number] for number in values(rows)]
+    sets = []
+    for words in values(rows):
+        tags = {word["tag"] for word in words} - {0}
+        sets.append(sorted({(tag - 1) // 2 for tag in tags}))
+    return sets
 
 
 def indicators(labels: Any, classes: int) -> np.ndarray:
@@ -61,10 +86,10 @@ def indicators(labels: Any, classes: int) -> np.ndarray:
 
 def strata(rows: Dataset) -> np.ndarray:
     """Return the labels to stratify by: class ids, shape ``(rows,)``; indicators, shape
-    ``(rows, classes)``, for multi-label data; zeros if the labels are numbers.
+    ``(rows, classes)``, for several classes a row; zeros if the labels are numbers.
     """
-    if is_set(rows):
-        return indicators(values(rows), len(class_names(rows)))
+    if is_set(rows) or is_tagged(rows):
+        return indicators(class_sets(rows), len(class_names(rows)))
     if are_classes(rows):
         return _class_numbers(rows)
     return np.zeros(len(rows), dtype=int)
@@ -80,6 +105,8 @@ def counts(rows: Dataset) -> dict[int, int]:
 
 def _class_numbers(rows: Dataset) -> np.ndarray:
     """Return the class ids of all rows, concatenated."""
+    if is_tagged(rows):
+        return np.concatenate([*class_sets(rows), []]).astype(np.int64)
     labels = arrow.column(rows, "label").combine_chunks()
     numbers = labels.flatten() if is_set(rows) else labels
     return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.int64)
@@ -94,8 +121,7 @@ def source_rows(rows: Dataset) -> np.ndarray:
 
 def first_row(rows: Dataset, classes: Set[int]) -> list[int]:
     """Return the source row number of the first row with one of ``classes``, in a list."""
-    labels = values(rows) if is_set(rows) else zip(values(rows), strict=True)
-    pairs = zip(source_rows(rows).tolist(), labels, strict=True)
+    pairs = zip(source_rows(rows).tolist(), class_sets(rows), strict=True)
     return [next(row for row, label in pairs if not classes.isdisjoint(label))]
 
 

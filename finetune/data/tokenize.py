@@ -27,6 +27,7 @@ from joblib import cpu_count
 from finetune.data import caches
 from finetune.data.digests import TEXTS, fingerprint
 from finetune.data.encoding import COLUMN, Encoder, Read, Windows, to_columns, tokens_read
+from finetune.data.words import WordWindows
 from finetune.errors import RunError, UserError
 from finetune.runtime import activity, internals
 
@@ -128,9 +129,12 @@ def _encode(
     targets: Callable[[Any], np.ndarray],
     windows: Windows | None,
 ) -> dict[str, Any]:
+    if isinstance(windows, WordWindows):
+        columns = windows.columns(batch, numbers)
+        return {**columns, "length": list(map(len, columns["input_ids"]))}
     labels = targets(batch["label"])
     if windows is None:
-        columns: dict[str, Any] = dict(encoder(read_by_model(batch)))
+        columns = dict(encoder(read_by_model(batch)))
     else:
         places, rows = zip(*windows.rows(batch["text"]), strict=True)
         columns = to_columns(rows)

@@ -90,7 +90,10 @@ def push(
     except HFValidationError as error:
         raise UserError(f"--repo {repo}: expected NAME or OWNER/NAME. {error}") from error
     api = HfApi()
-    plan = Push(repo, api.endpoint, not public, _files(Run.load(run)))
+    run = Run.load(run)
+    if run.kind.labels_words:
+        raise UserError(f"{run.path}: a run that labels words is not pushed yet")
+    plan = Push(repo, api.endpoint, not public, _files(run))
     if dry_run:
         return plan
     if is_offline_mode() or not hub.answers(api.endpoint):

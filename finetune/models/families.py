@@ -135,7 +135,7 @@ def refuse_ids_beyond_embeddings(
 
 def outputs_of_head(config: PretrainedConfig) -> list[str]:
     """Return the label names of a model's classification head by output; [] without a head."""
-    heads = ("ForSequenceClassification", "ForImageClassification")
+    heads = ("ForSequenceClassification", "ForImageClassification", "ForTokenClassification")
     if not any(name.endswith(heads) for name in config.architectures or []):
         return []
     return [str(name) for _, name in sorted((config.id2label or {}).items())]

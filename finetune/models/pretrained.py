@@ -22,6 +22,7 @@ from transformers import (
     AutoConfig,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     BaseImageProcessor,
     PretrainedConfig,
@@ -92,6 +93,8 @@ def load_tokenizer(
     revision: str | None = None,
     truncation_side: str = "right",
     max_length: int | None = None,
+    *,
+    labels_words: bool = False,
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a model.
 
@@ -103,6 +106,7 @@ def load_tokenizer(
         revision: Commit, tag or branch on the Hub; None for the newest.
         truncation_side: The end that long texts lose: ``right`` or ``left``.
         max_length: The tokens that they keep; None for the maximum of the tokenizer.
+        labels_words: Whether words are tokenized one by one, each as after a blank.
 
     Raises:
         UserError: If the tokenizer cannot be loaded or has no vocabulary or no padding token.
@@ -111,10 +115,15 @@ def load_tokenizer(
     settings = families.tokenizer_settings(config)
     if max_length is not None:
         settings["model_max_length"] = max_length
+    if labels_words:
+        settings["add_prefix_space"] = True
     with loading(model, revision) as source:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             **source, truncation_side=truncation_side, **settings
         )
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if labels_words and hasattr(getattr(backend, "pre_tokenizer", None), "add_prefix_space"):
+        backend.pre_tokenizer.add_prefix_space = True  # type: ignore[union-attr]
     # without files, transformers 5 returns a tokenizer of special tokens and at most "▁"
     if len(tokenizer) <= len(tokenizer.all_special_tokens) + 1:
         raise UserError(
@@ -157,6 +166,7 @@ def load_classifier(
     revision: str | None = None,
     *,
     reads_images: bool = False,
+    labels_words: bool = False,
     hidden_dropout: float | None = None,
     attention_dropout: float | None = None,
     pad_token_id: int | None = None,
@@ -171,6 +181,7 @@ def load_classifier(
             was trained for the same names is continued, any other is replaced.
         revision: Commit, tag or branch on the Hub; None for the newest.
         reads_images: Whether it is an image model. The arguments below are for texts only.
+        labels_words: Whether the outputs are for each token, not for the text.
         hidden_dropout: Probability, or None for that of the configuration.
         attention_dropout: Probability, or None for that of the configuration.
         pad_token_id: The token that pads batches; decoders find the end of a text by it. None for
@@ -193,6 +204,8 @@ def load_classifier(
         return layers.cut(small, layer_count)
     if not reads_images:
         auto = AutoModelForSequenceClassification
+        if labels_words:
+            auto = AutoModelForTokenClassification
         families.set_dropout(config, "hidden_dropout", hidden_dropout)
         families.set_dropout(config, "attention_dropout", attention_dropout)
         families.set_up(config, pad_token_id)

@@ -20,7 +20,8 @@ from finetune.exporting.module import engine_session
 from finetune.pipeline.events import Advanced, Progress, ignore
 from finetune.pipeline.output import Parts, write_rows
 from finetune.pipeline.request import STANDARD_INPUT, Request, cells, parse_options, read_lines
-from finetune.recipe.inference import RecipeInference
+from finetune.predicting.inference import Submission
+from finetune.recipe.inference import RecipeInference, WordInference
 from finetune.recipe.run import Run
 from finetune.runs.directory import PREDICTIONS
 from finetune.runs.records import Manifest
@@ -281,19 +282,23 @@ def _predict_chunks(
     Raises:
         UserError: If memory runs out, or if a row cannot be predicted.
     """
-    inference = RecipeInference(request.run, request.recipe, request.options, request.session)
+    cls = WordInference if request.task.labels_words else RecipeInference
+    inference = cls(request.run, request.recipe, request.options, request.session)
     chunks: Iterable[Any] = ((number, request.chunk(number)) for number in numbers)
     if request.kind == STANDARD_INPUT:
         chunks = enumerate(read_lines(request.rows))
-    submitted: Iterable[Any] = (
-        (number, chunk, inference.submit(request.values(number, chunk))) for number, chunk in chunks
-    )
+
+    def submit(number: int, chunk: Any) -> tuple[int, Any, list[Any], Submission]:
+        values = request.values(number, chunk)
+        return number, chunk, values, inference.submit(values)
+
+    submitted: Iterable[Any] = (submit(number, chunk) for number, chunk in chunks)
     if request.kind != STANDARD_INPUT:  # a line is answered at once
         # the next chunk is read while this one is computed
         submitted = (chunk for chunk, _ in pairwise(chain(submitted, [None])))
     try:
-        for number, chunk, submission in submitted:
-            yield number, chunk, request.added_columns(inference.logits(submission), submission[1])
+        for number, chunk, values, submission in submitted:
+            yield number, chunk, request.added_columns(inference.logits(submission), values)
     except (MemoryError, torch.OutOfMemoryError) as error:
         tokens = inference.batch_tokens
         hint = f"try --batch_tokens {max(1, tokens // 4)}"

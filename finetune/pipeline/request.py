@@ -4,6 +4,7 @@ All inputs but the standard input are a table that is read in chunks of consecut
 processes share the chunks, and an interrupted prediction continues with the next one.
 """
 
+import functools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,16 +19,16 @@ import pyarrow as pa
 from finetune.data import images, read
 from finetune.data.columns import parse_names
 from finetune.data.files_of_splits import IMAGES, files_below
+from finetune.data.labels import parse_list
 from finetune.data.prediction_columns import without_bytes
 from finetune.data.read_text import ReadOptions, refuse_half_characters
 from finetune.errors import Findings, UserError, counted, suggestion
 from finetune.models import cpu
 from finetune.predicting import FILES, READING, Options
 from finetune.predicting.inference import Session
-from finetune.recipe import ImageRecipe, Recipe, TextRecipe
+from finetune.recipe import ImageRecipe, Recipe, TextRecipe, TokenRecipe
 from finetune.recipe.run import Run
 from finetune.runtime import distributed, formats, hardware
-from finetune.tasks import decoding
 from finetune.tasks.base import Task
 
 STANDARD_INPUT = "-"
@@ -154,6 +155,8 @@ class Request:
             report.error(f"--csv_safe: the output is {self.suffix}; expected .csv or .tsv")
         if options.all_probabilities and not self.task.has_probabilities:
             report.error("--all_probabilities: the run predicts a number, it has no classes")
+        elif options.all_probabilities and self.task.labels_words:
+            report.error("--all_probabilities: the run predicts entities")
         if options.calibrated and run.manifest.temperature is None:
             report.error(f"--calibrated: {run.path} has no temperature")
 
@@ -165,6 +168,8 @@ class Request:
         recipe = self.recipe
         option = "image_column" if isinstance(recipe, ImageRecipe) else "text_column"
         usual = [getattr(recipe, option, ""), recipe.input_column, "file"]
+        if isinstance(recipe, TokenRecipe):
+            usual = [*recipe.token_columns, *usual]
         if isinstance(recipe, TextRecipe):
             typed = self.options.text_column, self.options.text_columns
             recipe.refuse_other_columns(self.run.path, *typed)
@@ -189,7 +194,9 @@ class Request:
         else:
             rows = frame.reset_index(drop=True)
             names = list(rows)
-        columns_read = self.choose_columns(names)
+        columns_read = self.choose_columns(
+            list(filter(functools.partial(self._can_read, rows), names))
+        )
         for column, flag in columns_read.items():
             if column not in names:
                 raise UserError(
@@ -197,7 +204,7 @@ class Request:
                     f"(available: {', '.join(map(str, names))})"
                 )
         added = []
-        for name in self._predicted(np.zeros((0, self.task.width), np.float32)):
+        for name in self._predicted(np.zeros((0, self.task.width), np.float32), ()):
             while name in names:
                 name = f"predicted {name}"
             added.append(name)
@@ -209,6 +216,14 @@ class Request:
             columns=[*names, *added],
             file_facts=file_facts,
         )
+
+    def _can_read(self, rows: Any, column: str) -> bool:
+        """Return whether a column may be one of texts or words, not one of objects as of spans."""
+        if self.task.labels_words:
+            for cell in cells(rows[:CHUNK_ROWS], column):
+                if isinstance(cell, list) and not set(map(type, cell)) <= {str}:
+                    return False
+        return True
 
     def _read(self, facts: list[str]) -> pa.Table:
         """Return the rows, those of a file from the cache; add to the facts how it was read."""
@@ -269,6 +284,9 @@ class Request:
         missing.
         """
         columns = {name: cells(rows, name) for name in self.columns_read}
+        if isinstance(self.recipe, TokenRecipe):
+            for name in set(columns).intersection(self.recipe.token_columns):
+                columns[name] = list(map(_parse_words, columns[name]))
         first, *others = columns.values()
         if self.reads_images:
             return list(map(self._image, first))
@@ -282,6 +300,10 @@ class Request:
     def _check_texts(self, column: str, texts: list[Any], first: int) -> None:
         for row, text in enumerate(texts, first):
             place = f"{self.name}, row {row}"
+            if self.task.labels_words and isinstance(text, list):
+                if any(not isinstance(word, str) or not word.strip() for word in text):
+                    raise UserError(f"{place}: expected words in '{column}', found {text!r:.60}")
+                text = " ".join(text)
             if text is not None and not isinstance(text, str):
                 raise UserError(f"{place}: expected a text in '{column}', found {text!r}")
             refuse_half_characters(text or "", place)
@@ -297,24 +319,27 @@ class Request:
             images.decode(image)
         return image
 
-    def added_columns(self, logits: np.ndarray, has_value: np.ndarray) -> pa.Table:
+    def added_columns(self, logits: np.ndarray, values: list[Any]) -> pa.Table:
         """Return the columns that are added to rows, null for those without a value."""
-        label_type = pa.string() if self.task.has_one_class else pa.list_(pa.string())
+        is_missing = np.array([value is None for value in values], dtype=bool)
         arrays = []
-        for values in self._predicted(logits).values():
-            value_type = pa.float64() if isinstance(values, np.ndarray) else label_type
-            arrays.append(pa.array(values, value_type, mask=~has_value))
+        for column in self._predicted(logits, values).values():
+            is_number = isinstance(column, np.ndarray)
+            value_type = pa.float64() if is_number else self.task.predicted_type
+            arrays.append(pa.array(column, value_type, mask=is_missing))
         return pa.table(arrays, names=self.added)
 
-    def _predicted(self, logits: np.ndarray) -> dict[str, Any]:
+    def _predicted(self, logits: np.ndarray, values: Sequence[Any]) -> dict[str, Any]:
         """Return the columns that are added to rows, under their usual names."""
         temperature = 1.0
         if self.options.calibrated:
             temperature = float(self.run.manifest.temperature or 1.0)
-        task, all_labels = self.task, self.options.all_probabilities
-        return decoding.predicted(
-            logits, task.labels, task.function, temperature, all_labels=all_labels
-        )
+        all_labels = self.options.all_probabilities
+        return self.task.predicted(logits, values, temperature, all_labels=all_labels)
+
+
+def _parse_words(value: Any) -> Any:
+    return parse_list(value) or value
 
 
 def cells(rows: Any, column: str) -> list[Any]:

@@ -20,6 +20,7 @@ from finetune.data.prediction_columns import (
     free_name,
     user_table,
 )
+from finetune.data.targets import values
 from finetune.errors import UserError
 from finetune.pipeline.events import SPEED
 from finetune.recipe import Recipe, TextRecipe
@@ -144,7 +145,7 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
     if isinstance(recipe, TextRecipe) and "length" in recipe.prepared["test"].column_names:
         columns["tokens"] = encoding.tokens_read(recipe.prepared["test"])
     targets = recipe.targets("test")
-    columns |= task.columns(targets, logits)
+    columns |= task.columns(values(rows), logits)
     if isinstance(rows.features.get("image"), Image):
         thumbnails: list[bytes | None] = [None] * len(rows)
         if task.has_one_class:

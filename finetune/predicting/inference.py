@@ -19,8 +19,9 @@ from finetune.data.lengths import cut_by_length
 _CHARACTERS_AT_ONCE = 2**20  # to encode, each text counted as long as the longest
 _MAX_WAITING_BATCHES = 256  # batches: a text of megabytes has many windows
 _Logits = Callable[[], np.ndarray]
-#: The logits of each batch, with the row of each of its inputs; and which rows have a value.
-Submission = tuple[list[tuple[_Logits, np.ndarray]], np.ndarray]
+#: The logits of each batch, with the row of each of its inputs, and their order in these rows; and
+#: which rows have a value.
+Submission = tuple[list[tuple[_Logits, np.ndarray, np.ndarray]], np.ndarray]
 #: Inputs of a model; the row of each; and how many tokens each counts, both of shape ``(inputs,)``.
 #: A long text may be several inputs, its windows.
 Encoded = tuple[Sequence[Mapping[str, Any]], np.ndarray, np.ndarray]
@@ -86,11 +87,11 @@ class Inference(ABC):
         """
         has_value = np.array([value is not None for value in values], dtype=bool)
         rows = [value for value in values if value is not None]
-        batches: list[tuple[_Logits, np.ndarray]] = []
+        batches: list[tuple[_Logits, np.ndarray, np.ndarray]] = []
         sizes = np.ones(len(rows), dtype=np.int64)
         if self.executor:  # which computes the longest texts while others are encoded
             for number, row in enumerate(rows):
-                if isinstance(row, (str, tuple)):
+                if isinstance(row, (str, tuple, list)):
                     sizes[number] = len("".join(row))
         for numbers in cut_by_length(sizes, _CHARACTERS_AT_ONCE):
             inputs, documents, lengths = self._encode([rows[number] for number in numbers])
@@ -98,7 +99,7 @@ class Inference(ABC):
                 logits: _Logits = functools.partial(self._compute, inputs, places)
                 if self.executor:
                     logits = self.executor.submit(logits).result
-                batches.append((logits, numbers[documents[places]]))
+                batches.append((logits, numbers[documents[places]], places))
             if self.executor and len(batches) > _MAX_WAITING_BATCHES:
                 batches[-_MAX_WAITING_BATCHES][0]()  # until memory for more is free
         return batches, has_value
@@ -110,7 +111,7 @@ class Inference(ABC):
         batches, has_value = submission
         logits = np.zeros((len(has_value), self.width), np.float32)
         if batches:
-            results, rows = zip(*batches, strict=True)
+            results, rows, _ = zip(*batches, strict=True)
             outputs = np.concatenate([result() for result in results])
             logits[has_value] = pooled(outputs, np.concatenate(rows), self.pooling)
         return logits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,15 +11,16 @@ import numpy as np
 import torch
 from datasets import Dataset, DatasetDict, Image, List
 
-from finetune.data import ROW
+from finetune.data import ROW, words
 from finetune.data.digests import TEXTS
 from finetune.data.encoding import documents_of, to_rows
 from finetune.data.lengths import default_budget
 from finetune.errors import UserError
 from finetune.predicting import Options
-from finetune.predicting.inference import Batch, Encoded, Inference, Session
+from finetune.predicting.inference import Batch, Encoded, Inference, Session, Submission
 from finetune.predicting.session import TorchSession
 from finetune.recipe.pretrained import TextRecipe
+from finetune.recipe.tokens import TokenRecipe
 from finetune.runtime import distributed, hardware
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ class RecipeInference(Inference):
 
     def _dataset(self, values: list[Any]) -> Dataset:
         """Return values as raw rows, with labels that have no effect."""
+        if isinstance(self._recipe, TokenRecipe):
+            return self._recipe.rows_to_predict(values)
         name = self._recipe.input_column
         numbers = np.arange(len(values))
         # recipes have the numbers from `load` and may remove them again
@@ -109,3 +112,33 @@ class RecipeInference(Inference):
         if isinstance(feature, List):
             label = [0] * max(0, feature.length)
         return rows.add_column("label", [label] * len(values), feature=feature)
+
+
+class WordInference(RecipeInference):
+    """Predicts the words of rows, each in one window of its text."""
+
+    def logits(self, submission: Submission) -> np.ndarray:
+        """Return the logits of the words of submitted rows, with a separator after each row:
+        float32, shape ``(places, outputs)``, see :mod:`finetune.tasks.tokens`.
+        """
+        batches, has_value = submission
+        outputs = [np.zeros((0, self.width), np.float32)]
+        rows, windows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for result, rows_of_batch, windows_of_batch in batches:
+            logits = result()
+            # a window has as many outputs as words; the first column has its place in the batch
+            places = logits[:, 0].astype(np.int64)
+            outputs.append(logits[:, 1:])
+            rows.append(rows_of_batch[places])
+            windows.append(windows_of_batch[places])
+        numbers = np.flatnonzero(has_value)[np.concatenate(rows)]
+        order = np.lexsort((np.concatenate(windows), numbers))
+        values = np.concatenate(outputs)[order]
+        return words.join_rows(values, numbers[order], len(has_value), 0)
+
+    def _compute(self, inputs: Sequence[Mapping[str, Any]], places: np.ndarray) -> np.ndarray:
+        """Return place in the batch and logits of each word, shape ``(words, 1 + outputs)``."""
+        batch = dict(self._collator([dict(inputs[int(place)]) for place in places]))
+        is_word = batch.pop("labels").numpy() != words.UNLABELLED
+        logits = self.session(batch).reshape(*is_word.shape, self.width)
+        return np.column_stack([np.nonzero(is_word)[0], logits[is_word]])

@@ -7,7 +7,7 @@ import inspect
 import os
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 
 from finetune.data.comma_list import format_option, split_values
 from finetune.errors import Findings, UserError
@@ -44,6 +44,8 @@ _teacher = partial(option, group="teacher")
 @dataclasses.dataclass(kw_only=True)
 class RecipeOptions:
     """Options of every recipe: data, splits, loss and metrics."""
+
+    labels_words: ClassVar[bool] = False  # whether words are labelled, not rows
 
     dataset: str = _data("", "data set on the Hub, local file, pattern of files or directory")
     dataset_revision: str | None = _data(None, "commit, tag or branch on the Hub (unset: newest)")
@@ -101,6 +103,7 @@ class RecipeOptions:
             separator=self.csv_separator,
             encoding=self.encoding,
             sheet=self.sheet,
+            words=self.labels_words,
         )
 
     def correction_files(self) -> dict[str, list[str]]:

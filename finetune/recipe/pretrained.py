@@ -147,9 +147,10 @@ class TextRecipe(Recipe, TextOptions):
 
         limit = self.token_limit
         if limit < self.max_length:
+            action = "truncated to them" if self.windows is None else "read in windows of them"
             self.note(
                 f"--max_length {self.max_length}: {self.model} has {limit} positions: longer texts "
-                "are truncated to them"
+                f"are {action}"
             )
         if self.windows is not None:
             self.windows.require_stride()
@@ -179,7 +180,11 @@ class TextRecipe(Recipe, TextOptions):
 
         side = "left" if self.truncation == "tail" else "right"
         tokenizer = load_tokenizer(
-            self.model, self.model_revision, truncation_side=side, max_length=self.token_limit
+            self.model,
+            self.model_revision,
+            truncation_side=side,
+            max_length=self.token_limit,
+            labels_words=self.labels_words,
         )
         columns = len(self.columns_read())
         if columns > 1 and not is_pair(tokenizer, columns):
@@ -193,6 +198,7 @@ class TextRecipe(Recipe, TextOptions):
             self.model,
             labels,
             revision=self.model_revision,
+            labels_words=self.labels_words,
             hidden_dropout=self.hidden_dropout,
             attention_dropout=self.attention_dropout,
             pad_token_id=self.processing_class().pad_token_id,
@@ -202,7 +208,7 @@ class TextRecipe(Recipe, TextOptions):
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.pretrained import load_classifier
 
-        model = load_classifier(str(directory), labels, is_run=True)
+        model = load_classifier(str(directory), labels, labels_words=self.labels_words, is_run=True)
         self._refuse_unknown_ids(model)
         return model
 

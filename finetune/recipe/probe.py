@@ -150,6 +150,8 @@ def frozen_baseline(
     ``note`` is called with a sentence if it fails.
     """
     task = recipe.kind
+    if not task.linear_model:
+        return
     name = f"{baselines.FROZEN} + {task.linear_model}"
     try:
         torch.manual_seed(arguments.seed)  # as the training did: the same states may be cached

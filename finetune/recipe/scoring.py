@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,11 +106,15 @@ class Scoring:
         """
         task = task or SingleLabel()
         scores: dict[str, float] = {}
-        for name in self.arguments:
+        modules: Iterable[str] = self.arguments
+        table = metrics.extra_metrics(task.label_kind, len(task.labels))
+        if task.labels_words:  # a module does not know where a text ends
+            modules, table = (), metrics.find_metrics(task.label_kind, self.arguments)
+        for name in modules:
             scores |= self._compute(name, task, prediction)
-        if extras := metrics.extra_metrics(task.label_kind, len(task.labels)):
+        if table:
             rows = task.scored(np.asarray(prediction.label_ids), np.asarray(prediction.predictions))
-            for name, metric in extras.items():
+            for name, metric in table.items():
                 scores[name] = float(metric.function(rows)[0])
         return scores
 
@@ -128,7 +132,7 @@ class Scoring:
 
         task.refuse_metrics(self.arguments)
         extra_names = list(metrics.extra_metrics(task.label_kind, len(task.labels)))
-        if self.arguments == task.metrics:
+        if self.arguments == task.metrics or task.labels_words:
             return list(self.arguments) + extra_names
         load.cache_clear()  # in a notebook, a file may have been edited
         report = Findings()

@@ -76,6 +76,8 @@ def _metadata(run: Run) -> ModelCardData:
     on_hub = hub.names_repository(source)
     from_library = "model" in manifest.options
     inputs = "text" if "max_length" in manifest.options else "image"
+    if run.kind.labels_words:
+        inputs = "token"
     task = f"{inputs}-classification"
     results = []
     for name, value in scores.items():
@@ -116,6 +118,12 @@ def _source(run: Run) -> str:
 def _code(run: Run) -> str:
     """Return code that uses the model: ``pipeline()`` if it reads inputs as the training did."""
     options = run.manifest.options
+    if run.kind.labels_words:
+        return (
+            "from transformers import pipeline\n\n"
+            f'label = pipeline("token-classification", model="{run.path.name}", '
+            'aggregation_strategy="first")'
+        )
     is_cut = options.get("long_texts") != "windows" and options.get("truncation") != "head_tail"
     if "model" not in options or not is_cut or options.get("text_columns"):
         return f'import finetune\n\nfinetune.predict_file("{run.path.name}", "new.csv", "out.csv")'

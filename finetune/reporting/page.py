@@ -22,6 +22,7 @@ from finetune.reporting.card import provenance
 from finetune.reporting.tables import Cell, Table, excerpt, to_cells
 from finetune.runtime.files import replacing
 from finetune.statistics import mistakes
+from finetune.statistics.entities import ScoredEntities
 from finetune.statistics.metrics import MAX_CLASSES_OF_CONFUSION
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 
@@ -29,6 +30,7 @@ from finetune.statistics.scored import ScoredNumbers, ScoredRows
 _MAX_MISTAKES = 20
 _MAX_SLICES = 10
 _MAX_TARGETS = 6
+_CONTEXT = 400  # characters of a text around a mistake in it
 
 
 @matplotlib.rc_context(plots.STYLE)
@@ -193,6 +195,65 @@ def _mistake_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any
     return [sentence, _examples(table, "label predicted probability", examples)]
 
 
+def _entity_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[Any]:
+    confusion = run.statistics.confusion or []
+    lines = []
+    for name, counts in zip([*rows.names, "spurious"], confusion, strict=True):
+        lines.append([Cell(name), *(Cell(f"{count:,}", kind="number") for count in counts)])
+    caption = "Labelled types by predicted type, of entities with the same words"
+    header = ["labelled", *rows.names, "missed"]
+    return [tables.classes(run.statistics), Table(caption, header, lines)]
+
+
+def _error_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[Any]:
+    wrong = np.flatnonzero(~rows.is_correct)
+    confidence = np.zeros(len(rows))  # of the most probable wrong entity of each row
+    probabilities = [span["probability"] for spans in table[PREDICTION] for span in spans]
+    np.maximum.at(
+        confidence,
+        rows.predicted[~rows.is_found, 0],
+        np.array(probabilities, dtype=np.float64)[~rows.is_found],
+    )
+    lines = []
+    for index in wrong[np.argsort(-confidence[wrong], kind="stable")][:_MAX_MISTAKES].tolist():
+        row = table.iloc[index]
+        cell = Cell("", kind="text", parts=_marked(row))
+        probability = f"{confidence[index]:.1%}" if confidence[index] else "missed"
+        lines.append([Cell(str(row["id"])), cell, Cell(probability, kind="number")])
+    sentence = (
+        f"{len(wrong):,} of {len(rows):,} rows have an entity that is missed, spurious, of another "
+        "type or of other words. Below, the labels of a row come first, then its predictions."
+    )
+    header = ["row", "labels and predictions", "probability"]
+    return [sentence, Table("The most confident mistakes", header, lines)]
+
+
+def _marked(row: Any) -> list[tuple[str, str, str]]:
+    """Return a text with its labelled entities marked, then with the predicted ones, from before
+    the first wrong one.
+    """
+    places = []
+    for column in (LABEL, PREDICTION):
+        spans = [(span["start"], span["end"], span["label"]) for span in row[column]]
+        places.append(sorted(spans))
+    wrong = set(places[0]) ^ set(places[1])
+    first = max(0, min(wrong)[0] - _CONTEXT)
+    last = min(wrong)[1] + _CONTEXT
+    text = row["text"]
+    parts: list[tuple[str, str, str]] = []
+    for spans in places:
+        parts.append(("\n" if parts else "", "", ""))
+        end = first
+        for span in spans:
+            start, stop, name = span
+            if first <= start and stop <= last:
+                parts.append((text[end:start], "", ""))
+                parts.append((text[start:stop], name, "bad" if span in wrong else "good"))
+                end = stop
+        parts.append((text[end:last], "", ""))
+    return parts
+
+
 def _examples(
     table: pd.DataFrame, columns: str, examples: Sequence[tuple[int, list[Cell]]]
 ) -> Table:
@@ -228,4 +289,6 @@ _SECTIONS: Mapping[str, Callable[[Run, pd.DataFrame, Any], list[Any]]] = {
     "probabilities": _probability_blocks,
     "slices": _slice_blocks,
     "mistakes": _mistake_blocks,
+    "entities": _entity_blocks,
+    "errors": _error_blocks,
 }

@@ -40,12 +40,15 @@ class Cell:
         note: A smaller text after it, e.g. an interval.
         kind: The CSS class: ``number``, ``text`` (of any length), ``good`` or ``bad``.
         image: The URL of an image before the text.
+        parts: Instead of the text, its parts: the text of each, its name and its CSS class; both
+            are empty of what is not marked.
     """
 
     text: str
     note: str = ""
     kind: str = ""
     image: str = ""
+    parts: Sequence[tuple[str, str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -255,11 +258,14 @@ def classes(statistics: Statistics) -> Table:
     present = set(itertools.chain(*scores.values()))
     areas = [name for name in AREAS if name in present]
     names = list(scores)
-    caption = "Each class against the rest"
+    noun, unit = "class", "rows"
+    if not areas:
+        noun, unit = "type", "entities"
+    caption = f"Each {noun} against the rest"
     if len(scores) > _MAX_CLASSES:
         names = sorted(scores, key=lambda name: scores[name]["f1"]["value"])[:_MAX_CLASSES]
         caption += f", the {_MAX_CLASSES} of {len(scores):,} with the lowest F1"
-    header = ["class", "rows", "precision", "recall", "F1", *map(AREAS.__getitem__, areas)]
+    header = [noun, unit, "precision", "recall", "F1", *map(AREAS.__getitem__, areas)]
     if thresholds:
         header.append("threshold")
     rows = []

@@ -3,6 +3,19 @@
 from finetune.data.comma_list import split_values
 from finetune.rules.options import Mistakes, Options
 
+_NOT_FOR_WORDS = (
+    "text_columns",
+    "label_columns",
+    "label_separator",
+    "label_order",
+    "thresholds",
+    "truncation",
+    "relabel",
+    "teacher",
+    "unlabelled",
+    "label_probabilities",
+)
+
 
 def _refuse_repeated_class(options: Options) -> Mistakes:
     order = split_values(options.label_order or "")
@@ -19,10 +32,20 @@ def _refuse_unused(options: Options) -> Mistakes:
         yield f"--layers {options.layers}: the recipe overrides build_model()"
 
 
+def _refuse_for_words(options: Options) -> Mistakes:
+    if options.task != "tokens":
+        return
+    for name in _NOT_FOR_WORDS:
+        if name in options.typed:
+            yield f"--{name} {options.typed[name]}: does not apply to the labels of words"
+    if "compute_metrics" in options.overridden:
+        yield "compute_metrics() of the recipe: the scores of entities cannot be replaced"
+
+
 def _require_teacher(options: Options) -> Mistakes:
     for name in ("teacher_weight", "teacher_temperature", "unlabelled"):
         if name in options.typed and not options.teacher:
             yield f"--{name} {options.typed[name]}: needs --teacher RUN"
 
 
-RULES = (_refuse_repeated_class, _refuse_unused, _require_teacher)
+RULES = (_refuse_repeated_class, _refuse_unused, _refuse_for_words, _require_teacher)

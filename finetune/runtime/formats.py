@@ -6,11 +6,14 @@ import contextlib
 import re
 from pathlib import Path
 
-#: Suffixes of the tables that training, ``evaluate --data`` and ``predict`` read.
-FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".feather", ".xlsx")
+#: Suffixes of the files that training, ``evaluate --data`` and ``predict`` read.
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".feather", ".xlsx")
+#: Suffixes of files with a word a line, and of others that have one if words are labelled.
+WORDS, MAYBE_WORDS = (".conll", ".bio", ".iob"), (".txt", ".tsv")
+FILES = (*TABLES, *WORDS)
 SPREADSHEET = ".xlsx"
 #: Suffixes of text files, which may be compressed.
-TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".txt")
+TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".txt", *WORDS)
 #: The usual separator of each format with fields, and the values of ``--csv_quoting``.
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 QUOTING = ("auto", "minimal", "none")

@@ -299,6 +299,7 @@ def _estimate_optimism(runs: Sequence[Run], metric: str, greater_is_better: bool
             labels, outputs = arrays["labels"], arrays["outputs"]
         outputs_of_runs.append(outputs)
     compute = runs[0].compute_metrics
+    places = runs[0].kind.places(labels)
     generator = np.random.default_rng(0)
     sign = 1
     if not greater_is_better:
@@ -308,13 +309,14 @@ def _estimate_optimism(runs: Sequence[Run], metric: str, greater_is_better: bool
         return None  # the loss
 
     def score(outputs: np.ndarray, rows: np.ndarray) -> float:
-        return sign * float(compute(EvalPrediction(outputs[rows], labels[rows]))[metric])
+        chosen = np.concatenate([places[row] for row in rows])
+        return sign * float(compute(EvalPrediction(outputs[chosen], labels[chosen]))[metric])
 
-    every_row = np.arange(len(labels))
+    every_row = np.arange(len(places))
     best = max(score(outputs, every_row) for outputs in outputs_of_runs)
     held_out = []
     for _ in range(100):
-        sample = generator.integers(len(labels), size=len(labels))
+        sample = generator.integers(len(places), size=len(places))
         scores = [score(outputs, sample) for outputs in outputs_of_runs]
         rows_left_out = np.setdiff1d(every_row, sample)
         held_out.append(score(outputs_of_runs[int(np.argmax(scores))], rows_left_out))

@@ -220,6 +220,11 @@ ROWS = (
     Metric("hamming_loss", "labels", -1, SHARE, _wrong_entries),
     Metric("log_loss", "labels", -1, ERROR, _mean(_log_losses)),
     Metric("brier_score", "labels", -1, ERROR, _mean(_squared_errors)),
+    *(
+        Metric(f"{name}_{average}", "entities", 1, SHARE, _averaged(name, average))
+        for name, average in product(AVERAGED, ("micro", "macro", "weighted"))
+    ),
+    Metric("accuracy", "entities", 1, SHARE, lambda rows: rows.token_accuracy),
     Metric("r2", "numbers", 1, EXPLAINED, _over_targets(_r2)),
     Metric("mae", "numbers", -1, ERROR, _errors(lambda error: abs(error).mean(axis=0))),
     Metric("rmse", "numbers", -1, ERROR, _errors(lambda error: np.sqrt((error**2).mean(axis=0)))),
@@ -233,5 +238,6 @@ MODULES = {
     "single_label": _ANY_CLASSES,
     "ordinal": (*_ANY_CLASSES, "quadratic_kappa", "mean_absolute_error"),
     "multi_label": (*AVERAGED, "accuracy", "roc_auc", "average_precision"),
+    "tokens": (*AVERAGED, "accuracy"),
     "regression": ("r2", "mae", "rmse", "pearson", "spearman", "mse"),
 }

@@ -42,6 +42,7 @@ _STANDARD = {
     "classes": ("log_loss", "brier_score", "roc_area"),
     "labels": tuple(row.name for row in ROWS if row.kind == "labels"),
     "numbers": (),
+    "entities": (),
 }
 #: Of two classes, the scores of the positive one.
 _BINARY = (*(f"{name}_binary" for name in AVERAGED), "average_precision")
@@ -167,8 +168,8 @@ def has_interval(rows: Any, metric: Metric) -> bool:
 def max_effective_rows(rows: Any, metric: Metric) -> float:
     """Return the upper limit of the effective sample size of a metric; 0 if it has no interval.
 
-    For areas it is twice the smaller side of each class. For other shares it is all rows, or
-    infinite with enough right and wrong rows for a reliable jackknife.
+    For areas it is twice the smaller side of each class. For other shares it is all rows, entities
+    or words, or infinite with enough right and wrong ones for a reliable jackknife.
     """
     if not has_interval(rows, metric):
         return 0.0
@@ -178,9 +179,11 @@ def max_effective_rows(rows: Any, metric: Metric) -> float:
         return float(2 * fewer[int(is_binary) :].sum())
     if metric.scale is NUMBER or rows.kind == "numbers":
         return float(len(rows))
-    correct = np.count_nonzero(rows.is_correct)
-    if min(correct, len(rows) - correct) < MIN_WRONG_ROWS:
-        return float(len(rows))
+    correct, total = np.count_nonzero(rows.is_correct), len(rows)
+    if rows.kind == "entities":
+        correct, total = rows.counts(of_words=metric.name == "accuracy")
+    if min(correct, total - correct) < MIN_WRONG_ROWS:
+        return float(total)
     return math.inf
 
 
@@ -188,7 +191,10 @@ def rare_classes(rows: NamedRows) -> list[str]:
     """Return the names of the rare classes if a mean over classes has no interval because of them;
     otherwise an empty list.
     """
-    is_rare = np.minimum(rows.supports, len(rows) - rows.supports) < MIN_ROWS_OF_CLASS
+    fewer = rows.supports
+    if rows.kind != "entities":  # of which a row may have several
+        fewer = np.minimum(fewer, len(rows) - fewer)
+    is_rare = fewer < MIN_ROWS_OF_CLASS
     if is_rare.mean() > MAX_RARE_SHARE:
         return [rows.names[number] for number in np.flatnonzero(is_rare)]
     return []
@@ -253,7 +259,7 @@ def describe_gaps(
     return sentences
 
 
-def _score_classes(rows: NamedRows) -> dict[str, list[Estimate]]:
+def _score_classes(rows: Any) -> dict[str, list[Estimate]]:
     """Return precision, recall and F1 of each class, with Wilson's intervals.
 
     F1 is 2 J / (1 + J). The Jaccard index J is a share: of the rows whose true or predicted class
@@ -270,7 +276,7 @@ def _score_classes(rows: NamedRows) -> dict[str, list[Estimate]]:
     }
 
 
-def describe_classes(rows: NamedRows) -> dict[str, Any]:
+def describe_classes(rows: Any) -> dict[str, Any]:
     """Return precision, recall, F1, areas under the curves, and support of each class, by name.
 
     Areas are left out if no row, or every row, has the class.
@@ -278,7 +284,8 @@ def describe_classes(rows: NamedRows) -> dict[str, Any]:
     supports = rows.supports.tolist()
     scores = _score_classes(rows)
     areas = {"roc_area": ROC} if rows.kind == "classes" else {}
-    areas |= {"pr_area": PRECISION}
+    if rows.kind != "entities":
+        areas |= {"pr_area": PRECISION}
     table: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(rows.names):
         table[name] = {score: asdict(column[number]) for score, column in scores.items()}

@@ -17,7 +17,7 @@ from scipy.special import expit, logit, logsumexp, softmax
 from finetune.data.prediction_columns import MAX_PROBABLE_CLASSES
 from finetune.statistics.estimates import group_rows, leave_out
 
-Kind = Literal["classes", "labels", "numbers"]
+Kind = Literal["classes", "labels", "numbers", "entities"]
 #: The indices of the two curves in the result of :func:`area_replicates`.
 ROC, PRECISION = 0, 1
 #: The numbers in a block: 16 MB as float64.
@@ -248,7 +248,8 @@ class ScoredNumbers(Scored):
 def distances(first: Any, second: Any) -> np.ndarray:
     """Return how much the predictions of two models differ for each row, shape ``(rows,)``: 0 if
     they are equal, for classes the sum of their probabilities, for labels the largest difference of
-    probabilities, and for numbers the largest difference in standard deviations of the labels.
+    probabilities, for entities how many only one of them has, and for numbers the largest
+    difference in standard deviations of the labels.
     """
     if first.kind == "classes":
         confidence = first.summary.confidence + second.summary.confidence
@@ -256,6 +257,8 @@ def distances(first: Any, second: Any) -> np.ndarray:
     if first.kind == "labels":
         gaps = np.abs(first.probabilities.rows() - second.probabilities.rows()).max(axis=1)
         return np.where((first.decided != second.decided).any(axis=1), gaps, 0.0)
+    if first.kind == "entities":
+        return np.asarray(first.differences(second))
     spread = first.targets.std(axis=0)
     gaps = np.abs(first.outputs - second.outputs) / np.where(spread > 0, spread, 1)
     return np.asarray(gaps.max(axis=1))

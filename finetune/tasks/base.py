@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from finetune.data import labels as class_labels
 from finetune.data.prediction_columns import LABEL, MAX_PROBABILITY_COLUMNS, probability_of
@@ -46,7 +47,7 @@ class Task(ABC, Generic[S]):
 
     name: ClassVar[str]  # the ``task`` in ``run.json``
     sections: ClassVar[Sequence[str]]  # the sections of the report, in order
-    problem_type: ClassVar[ProblemType]  # in the configuration of the model
+    problem_type: ClassVar[ProblemType | None]  # in the configuration of the model
     label_kind: ClassVar[Kind]  # how the statistics treat the labels
     metric_config: ClassVar[str | None] = None  # the ``config_name`` of local metrics, if any
     #: The default metrics; the first one is the default of ``--metric_for_best_model``.
@@ -58,6 +59,7 @@ class Task(ABC, Generic[S]):
     has_one_class: ClassVar[bool] = False
     has_probabilities: ClassVar[bool] = False  # for each label; then bf16 is precise enough
     function: ClassVar[decoding.Function] = None  # turns outputs into probabilities
+    labels_words: ClassVar[bool] = False  # then targets and outputs are those of words
 
     #: The names of the classes by class id, or of the targets of a regression with several targets;
     #: empty for a regression with one target.
@@ -113,6 +115,10 @@ class Task(ABC, Generic[S]):
         """Return the loss of each row, shape ``(rows,)``, not reduced; see ``Recipe.loss``."""
         return self.losses[self.loss_function or next(iter(self.losses))](logits, labels)
 
+    def places(self, targets: np.ndarray) -> Sequence[np.ndarray]:
+        """Return the places of each row in arrays of targets and outputs."""
+        return list(np.arange(len(targets))[:, None])
+
     def answers(self, logits: np.ndarray, temperature: float) -> np.ndarray:
         """Return what a student learns from the logits of a teacher: probabilities of the logits
         divided by a temperature, or numbers, float64, shape ``(rows, outputs)``.
@@ -150,7 +156,7 @@ class Task(ABC, Generic[S]):
 
     @property
     def linear_model(self) -> str:
-        """The name of the model that :meth:`fit_linear` fits."""
+        """The name of the model that :meth:`fit_linear` fits; empty if there is none."""
         if self.width > baselines.MAX_CLASSES_OF_REGRESSION:
             return "ridge regression"
         return "logistic regression"
@@ -229,8 +235,33 @@ class Task(ABC, Generic[S]):
         return self.has_one_class and len(self.labels) > MAX_PROBABILITY_COLUMNS
 
     @abstractmethod
-    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
-        """Return the columns of ``predictions.parquet`` that the toolkit adds, ``label`` first."""
+    def columns(self, labels: Any, outputs: np.ndarray) -> Columns:
+        """Return the columns of ``predictions.parquet`` that the toolkit adds, ``label`` first.
+
+        Args:
+            labels: The labels of raw rows.
+            outputs: Those of the model.
+        """
+
+    @property
+    def predicted_type(self) -> pa.DataType:
+        """The Arrow type of the first of the columns of :meth:`predicted`, if it has no numbers."""
+        return pa.string() if self.has_one_class else pa.list_(pa.string())
+
+    def predicted(
+        self, outputs: np.ndarray, values: Sequence[Any], temperature: float, *, all_labels: bool
+    ) -> Columns:
+        """Return the columns that ``predict`` adds, by name, see :func:`decoding.predicted`.
+
+        Args:
+            outputs: Those of the model for ``values``.
+            values: What the model reads of each row; None where it is missing.
+            temperature: Divides the logits of a softmax.
+            all_labels: Whether to add the probability of every label.
+        """
+        return decoding.predicted(
+            outputs, self.labels, self.function, temperature, all_labels=all_labels
+        )
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
         """Return one line about a row with the columns that ``predict`` adds: the prediction, then

@@ -88,8 +88,8 @@ class SingleLabel(Task[ScoredRows]):
         probabilities = _probabilities_in(table, self.labels)
         return ScoredRows(numbers, self.labels, probabilities, self.positive)
 
-    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
-        rows = self.scored(labels, outputs)
+    def columns(self, labels: Any, outputs: np.ndarray) -> Columns:
+        rows = self.scored(self.targets(labels), outputs)
         names = np.array(self.labels, dtype=object)
         columns: Columns = {LABEL: names[rows.labels], PREDICTION: names[rows.classes]}
         if not self.has_outputs_file:
@@ -209,8 +209,8 @@ class MultiLabel(Task[ScoredLabels]):
         )
         return ScoredLabels(is_positive, self.labels, _probabilities_in(table, self.labels))
 
-    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
-        rows = self.scored(labels, outputs)
+    def columns(self, labels: Any, outputs: np.ndarray) -> Columns:
+        rows = self.scored(self.targets(labels), outputs)
         names = {
             LABEL: label_sets(rows.labels, self.labels),
             PREDICTION: label_sets(rows.decided, self.labels),

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from finetune.data import labels
 from finetune.data.labels import LabelColumn, LabelOptions, list_names, parse_list
-from finetune.data.targets import class_names, is_set
+from finetune.data.tags import tag_names
+from finetune.data.targets import class_names, is_set, is_tagged
 from finetune.errors import Findings, counted
 from finetune.tasks.base import Task
 from finetune.tasks.classes import MultiLabel, Ordinal, SingleLabel
 from finetune.tasks.regression import Regression
+from finetune.tasks.tokens import Tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 AUTO = "auto"
 #: The tasks by their names in ``run.json``.
 KINDS: dict[str, type[Task[Any]]] = {
-    kind.name: kind for kind in (SingleLabel, Ordinal, MultiLabel, Regression)
+    kind.name: kind for kind in (SingleLabel, Ordinal, MultiLabel, Regression, Tokens)
 }
 #: The fewest classes of an ordinal task: fewer have no meaningful order.
 MIN_ORDERED_CLASSES = 3
@@ -53,6 +55,8 @@ def of_rows(
     """
     names = class_names(rows)
     loss = loss_function or ""
+    if is_tagged(rows):
+        return Tokens(labels=tag_names(names), loss_function=loss)
     if is_set(rows):
         return MultiLabel(labels=names, loss_function=loss, thresholds=thresholds)
     if not names:

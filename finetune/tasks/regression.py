@@ -181,8 +181,8 @@ class Regression(Task[ScoredNumbers]):
         outputs = table[self._names(PREDICTION)].to_numpy(dtype=np.float64)
         return self.scored(self.decide(labels), outputs)
 
-    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
-        return self._columns(LABEL, labels) | self._columns(PREDICTION, outputs)
+    def columns(self, labels: Any, outputs: np.ndarray) -> Columns:
+        return self._columns(LABEL, self.targets(labels)) | self._columns(PREDICTION, outputs)
 
     def _columns(self, column: str, values: np.ndarray) -> Columns:
         return dict(zip(self._names(column), values.reshape(-1, self.width).T, strict=True))

@@ -24,7 +24,7 @@ from torch.utils.data import Sampler
 from transformers import EvalPrediction
 from transformers.trainer_pt_utils import numpy_pad_and_concatenate
 
-from finetune.data import encoding
+from finetune.data import encoding, words
 from finetune.data.lengths import cut, lengths_of, padded
 from finetune.errors import UserError
 from finetune.runtime import distributed
@@ -52,7 +52,8 @@ class GlobalLoss:
         class_weights: How much a row of each class counts in training; empty if all count 1.
         training_loss: Used in training instead of ``loss``.
         pooling: How the outputs for the windows of a document are pooled in an evaluation, ``mean``
-            or ``max``; None where a row is a document.
+            or ``max``; ``words`` if words are labelled, each in one window, whose losses and
+            divisors are those of words; None where a row is a document.
         layout: The columns of the labels of training rows; None if they are targets, as in an
             evaluation.
     """
@@ -71,7 +72,16 @@ class GlobalLoss:
         Raises:
             UserError: If the loss of the recipe is reduced over rows.
         """
-        return _row_losses(self.loss, logits.float(), labels)
+        return _row_losses(self.loss, *self._labelled(logits.float(), labels))
+
+    def _labelled(
+        self, logits: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits and labels of what has a label: all rows, or the words in them."""
+        if self.pooling != words.POOLING:
+            return logits, labels
+        is_labelled = labels != words.UNLABELLED
+        return logits[is_labelled], labels[is_labelled]
 
     def training_losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of each row, shape ``(rows,)``, with label smoothing and weights as in
@@ -81,6 +91,7 @@ class GlobalLoss:
             logits: Shape ``(rows, outputs)``.
             labels: Targets, or what :attr:`layout` says.
         """
+        logits, labels = self._labelled(logits.float(), labels)
         if self.layout is None:
             return self._target_losses(logits, labels)
         targets, weights, answers = self.layout.unpack(labels)
@@ -91,7 +102,7 @@ class GlobalLoss:
 
     def _target_losses(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         compute = functools.partial(
-            _row_losses, self.training_loss or self.loss, logits.float(), weights=self.class_weights
+            _row_losses, self.training_loss or self.loss, logits, weights=self.class_weights
         )
         is_soft = self.layout is not None and self.layout.is_soft
         if not (self.label_smoothing or is_soft):
@@ -123,9 +134,20 @@ class GlobalLoss:
         ``num_items_in_batch``. If it is None, this batch is the whole step.
         """
         total = self.training_losses(outputs["logits"], labels).sum()
+        _, labels = self._labelled(outputs["logits"], labels)
         if num_items_in_batch is None:
             return total / self.row_weights(labels.cpu().numpy()).sum()
         return total / (num_items_in_batch / labels.shape[1:].numel())
+
+
+def weigh_rows(loss: GlobalLoss, dataset: datasets.Dataset) -> np.ndarray:
+    """Return the weight of each prepared row in the divisor of its step, shape ``(rows,)``: of
+    labelled words the sum of theirs.
+    """
+    if loss.pooling == words.POOLING:
+        return words.count_labelled(dataset, loss.class_weights)
+    labels = read_labels(dataset) if loss.class_weights else np.arange(len(dataset))
+    return loss.row_weights(labels)
 
 
 def _row_losses(
@@ -279,6 +301,39 @@ def read_labels(dataset: datasets.Dataset) -> np.ndarray:
     # rows that were not tokenized still have the raw column
     column = "labels" if "labels" in dataset.column_names else "label"
     return np.asarray(dataset.with_format("numpy")[column][:])
+
+
+def restore_words(
+    prediction: EvalPrediction, order: np.ndarray, documents: np.ndarray
+) -> EvalPrediction:
+    """Return outputs and labels of an evaluation for the words of all documents in order, with a
+    separator after each, see :mod:`finetune.tasks.tokens`.
+
+    Args:
+        prediction: With a list of arrays, one for each batch: ``(rows, tokens, ...)``.
+        order: The number of each evaluated row, a window, shape ``(rows,)``.
+        documents: The document of each, shape ``(rows,)``.
+    """
+    outputs, labels, rows = [], [], []
+    first = 0
+    for batch_outputs, batch_labels in zip(
+        prediction.predictions, prediction.label_ids, strict=True
+    ):
+        is_labelled = batch_labels != words.UNLABELLED
+        outputs.append(batch_outputs[is_labelled])
+        labels.append(batch_labels[is_labelled])
+        rows.append(first + np.nonzero(is_labelled)[0])
+        first += len(batch_labels)
+    places = np.concatenate(rows)
+    is_first = places < len(order)  # the rest repeats rows to fill the last batch
+    places = places[is_first]
+    sorted_places = np.argsort(order[places], kind="stable")
+    arrays = []
+    for parts, separator in ((outputs, 0), (labels, words.UNLABELLED)):
+        values = np.concatenate(parts)[is_first][sorted_places]
+        rows_of_values = documents[places][sorted_places]
+        arrays.append(words.join_rows(values, rows_of_values, documents.max() + 1, separator))
+    return EvalPrediction(*arrays)
 
 
 def restore_rows(

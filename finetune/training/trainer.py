@@ -31,7 +31,7 @@ from transformers import DefaultFlowCallback, EvalPrediction, PreTrainedModel, s
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, rotate_checkpoints
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from finetune.data import encoding
+from finetune.data import encoding, words
 from finetune.data.labels import list_names
 from finetune.data.lengths import lengths_of
 from finetune.errors import Diverged, UserError
@@ -122,8 +122,7 @@ class Trainer(transformers.Trainer):
         """Return the micro-batches of this process as the ``GlobalBatchSampler`` divides them."""
         rows = self.train_dataset
         self._sampler = self.callback.sampler = GlobalBatchSampler(self.args, rows)
-        labels = steps.read_labels(rows) if self.row_loss.class_weights else np.arange(len(rows))
-        self._row_weights = self.row_loss.row_weights(labels)
+        self._row_weights = steps.weigh_rows(self.row_loss, rows)
         loader: DataLoader[Any] = prepare_data_loader(  # for one process: it is divided already
             self._loader(rows, batch_sampler=self._sampler),
             device=self.accelerator.device,
@@ -148,7 +147,8 @@ class Trainer(transformers.Trainer):
             rows = rows.select(order)
         size = self.args.eval_batch_size
         loader: DataLoader[Any] = self.accelerator.prepare(self._loader(rows, batch_size=size))
-        loader.rows = order if documents is None else documents[order]
+        loader.order = order
+        loader.documents = None if documents is None else documents[order]
         return loader
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
@@ -274,9 +274,12 @@ class Trainer(transformers.Trainer):
         The library averages the mean losses of batches, and repeats rows to fill the last one: its
         loss depends on the batch size and the number of processes.
         """
+        order, documents, pooling = dataloader.order, dataloader.documents, self.row_loss.pooling
         restore = functools.partial(
-            steps.restore_rows, rows=dataloader.rows, pooling=self.row_loss.pooling
+            steps.restore_rows, rows=order if documents is None else documents, pooling=pooling
         )
+        if pooling == words.POOLING:
+            restore = functools.partial(steps.restore_words, order=order, documents=documents)
         compute_metrics = self.compute_metrics
         restored: list[EvalPrediction] = []
         options["prediction_loss_only"] = False  # the library sets it if there are no metrics

@@ -98,6 +98,38 @@ def write_scores(path: Path, rows: int = 240) -> Path:
     return write_csv(path, ["text", "stars", "price"], table)
 
 
+def entity_sentences(rows: int = 240, seed: int = 3) -> list[tuple[list[str], list[str]]]:
+    """Return words and IOB2 tags of sentences: a place with its number, and a dish of one word or
+    two. One sentence in five has none, one in ten is long.
+    """
+    draw = random.Random(seed)
+    sentences = []
+    for number in range(rows):
+        words, tags = ["the", "service", "was"], ["O", "O", "O"]
+        for _ in range(draw.randint(0, 4) + 10 * (number % 10 == 9)):
+            words += [draw.choice(PLACES), str(number), "(", draw.choice(WORDS["good"])]
+            tags += ["B-place", "I-place", "O", "B-dish"]
+            if draw.random() < 0.5:
+                words.append(draw.choice(SUBJECTS))
+                tags.append("I-dish")
+            words.append(")")
+            tags.append("O")
+        words += [draw.choice(WORDS["bad"]), str(number)]
+        tags += ["O", "O"]
+        sentences.append((words, tags))
+    return sentences
+
+
+def write_conll(path: Path, rows: int = 240) -> Path:
+    """Write the sentences of :func:`entity_sentences` with a word and its tag a line."""
+    blocks = []
+    for words, tags in entity_sentences(rows):
+        lines = [f"{word} {tag}" for word, tag in zip(words, tags, strict=True)]
+        blocks.append("\n".join(lines))
+    path.write_text("\n\n".join(blocks), encoding="utf-8")
+    return path
+
+
 def make_tokenizer() -> Any:
     """Return a BERT tokenizer with the words above and the characters of Latin-1.
 

@@ -45,7 +45,7 @@ from tests.hub.repositories import CASED, MNIST, SENTIMENT, UNCASED, YELP
 from tests.warm import Servers
 
 Cli = Callable[..., Finished]
-RECIPES = ["image", "mnist", "sentiment", "text", "yelp"]
+RECIPES = ["image", "mnist", "sentiment", "text", "tokens", "yelp"]
 
 
 def content(directory: Path) -> dict[str, bytes]:

@@ -110,6 +110,9 @@ CASES: dict[str, dict[str, Any]] = {
     "images": dict(recipe="image", max_length=None, dataset="photos", model="vit"),
     "adapter": dict(label_column="verdict", adapter="lora", lora_dora=True),
     "probe": dict(label_column="is_long", task="single_label", **PROBED),
+    "words": dict(
+        recipe="tokens", dataset="sentences", class_weights="balanced", max_length=20, stride=4
+    ),
     "final epochs": dict(label_column="tags", label_separator=";", final_epochs=2),
     "refit": dict(label_column="tags", label_separator=";", refit=True, seed=7),
     "teacher": dict(
@@ -124,7 +127,7 @@ CASES: dict[str, dict[str, Any]] = {
 #: Cases for several processes: three processes train one of each task, and other kinds of steps.
 IN_TWO = [name for name in CASES if name not in ("weights, smoothed", "focal")]
 IN_THREE = ["single label", "weights", "multi label", "regression", "ordinal", "windows"]
-IN_THREE += ["tokens", "rows", "images", "probe", "final epochs", "teacher", "refit"]
+IN_THREE += ["tokens", "rows", "images", "probe", "words", "final epochs", "teacher", "refit"]
 #: Processes: accumulation steps. The reference is one process with one step.
 LAUNCHES = {1: 3, 2: 2, 3: 1}
 #: Extra cases at the end of each job; the last one fails and ends it.
@@ -181,8 +184,10 @@ def sources(
     spare: Path, single_label_run: Run,
 ) -> dict[str, str]:  # fmt: skip
     photos = once(shared_directory / "photos", data.write_photos)
+    sentences = once(shared_directory / "sentences.conll", data.write_conll)
     paths = {"table": table, "bert": bert, "pretrained_bert": pretrained_bert}
-    paths |= {"photos": photos, "vit": vit, "spare": spare, "teacher": single_label_run.path}
+    paths |= {"photos": photos, "vit": vit, "sentences": sentences}
+    paths |= {"spare": spare, "teacher": single_label_run.path}
     return {name: str(path) for name, path in paths.items()}
 
 
@@ -321,7 +326,9 @@ def test_processes_change_nothing(launched: Launched, processes: int, name: str)
 
 
 @pytest.mark.contract("D1")
-@pytest.mark.parametrize("name", ["weights", "focal", "multi label", "regression", "windows"])
+@pytest.mark.parametrize(
+    "name", ["weights", "focal", "multi label", "regression", "windows", "words"]
+)
 def test_accumulation_changes_nothing(launched: Launched, name: str) -> None:
     """A step has three micro-batches with different class frequencies."""
     assert_close(launched(name, 1, 3), launched(name, 1, 1))

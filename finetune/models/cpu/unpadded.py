@@ -40,8 +40,8 @@ def use(model: torch.nn.Module) -> bool:
     if not (
         layers.is_of_library(model)
         and model.config.model_type in KNOWN
-        # these heads read the state of the first token; others may read those of padding
-        and type(model).__name__.endswith("ForSequenceClassification")
+        # these heads read the state of the first token, or of each; others may read padding
+        and type(model).__name__.endswith(("ForSequenceClassification", "ForTokenClassification"))
         and not getattr(model.config, "is_decoder", False)
         and not getattr(model.config, "chunk_size_feed_forward", 0)
     ):

@@ -1,0 +1,111 @@
+"""The base class of recipes that label words: token classification, such as entity recognition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from finetune.errors import Facts, UserError
+from finetune.recipe.options import option
+from finetune.recipe.pretrained import TextRecipe
+
+if TYPE_CHECKING:
+    import torch
+    from datasets import Dataset, DatasetDict
+
+    from finetune.data.words import WordWindows
+
+
+class TokenRecipe(TextRecipe):
+    """Base class of recipes that label words, on a ``transformers`` model.
+
+    The data has words with a tag each, or texts with spans. The model has an output for each IOB2
+    tag, and labels a word by its first token. A long text is read in overlapping windows.
+    """
+
+    labels_words = True
+
+    label_column: str = option(
+        "", "tags or spans: a column, or the field of a word in its line (unset: detected)"
+    )
+    token_column: str | None = option(
+        None, "words of tags: a column, or such a field, from 1 (unset: detected)", group="labels"
+    )
+    tag_scheme: Literal["auto", "iob2", "iob1", "iobes", "plain"] = option(
+        "auto",
+        "how tags are written (BILOU is iobes, types without prefixes are plain)",
+        group="labels",
+    )
+    task: Literal["tokens"] = "tokens"  # type: ignore[assignment]
+    head: Literal["random"] = "random"
+    long_texts: Literal["windows"] = "windows"
+    pooling: Literal["words"] = "words"  # type: ignore[assignment]
+
+    def labelled(self, dataset: DatasetDict) -> DatasetDict:
+        """Return ``dataset`` with ``text`` and ``label``, the words with their tags, see
+        :mod:`finetune.data.tags`. Other columns are kept.
+        """
+        from finetune.data import prediction_columns, tags
+        from finetune.data.labels import parse_label_map
+
+        options = tags.TagOptions(
+            text=self.text_column,
+            tokens=self.token_column,
+            labels=self.label_column,
+            scheme=self.tag_scheme,
+            renames=parse_label_map(self.label_map),
+            drop_invalid=self.drop_invalid,
+        )
+        columns = tags.find_columns(dataset, options)
+        dataset = prediction_columns.set_aside(dataset, read=[columns.labels, columns.input])
+        dataset, unmapped, reason = tags.read(dataset, columns, options, self.report)
+        self.report.facts = Facts([columns.labels], unmapped, reason)
+        return dataset
+
+    def split(self, dataset: DatasetDict) -> DatasetDict:
+        return super(TextRecipe, self).split(dataset)
+
+    def encoding_facts(self) -> dict[str, Any]:
+        raise UserError(
+            "a run that labels words is not exported or served yet: use finetune.predict, or "
+            'pipeline("token-classification")'
+        )
+
+    @property
+    def windows(self) -> WordWindows:
+        from finetune.data.words import WordWindows
+
+        return WordWindows(self.encoder(), self.stride)
+
+    @property
+    def token_columns(self) -> list[str]:
+        """The columns that may have the words of rows to predict."""
+        from finetune.data.tags import TOKEN_COLUMNS
+
+        return [*filter(None, [self.token_column]), *TOKEN_COLUMNS]
+
+    def rows_to_predict(self, values: Sequence[str | Sequence[str]]) -> Dataset:
+        """Return texts, or lists of words, as raw rows whose words have no entity."""
+        from datasets import Dataset
+
+        from finetune.data.words import read_words
+
+        texts, labels = [], []
+        for value in values:
+            text, places = read_words(value)
+            texts.append(text)
+            labels.append([{"start": start, "end": end, "tag": 0} for start, end in places])
+        return Dataset.from_dict({"text": texts}).add_column(
+            "label", labels, feature=self.kind.feature
+        )
+
+    def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
+        from transformers import DataCollatorForTokenClassification
+
+        from finetune.data.lengths import PADDED_TO
+
+        multiple = math.gcd(PADDED_TO, self.token_limit)  # never more than the positions
+        return DataCollatorForTokenClassification(
+            self.processing_class(), pad_to_multiple_of=multiple
+        )

@@ -1,0 +1,251 @@
+"""The task of labelling words: entities are sequences of words with a type.
+
+Targets and outputs of all rows are one array: those of the words of a row, then a separator, whose
+target is -100, and whose outputs are 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from finetune.data import tags, targets, words
+from finetune.data.labels import list_names
+from finetune.data.prediction_columns import LABEL, PREDICTION
+from finetune.data.words import UNLABELLED
+from finetune.errors import UserError
+from finetune.statistics import metrics
+from finetune.statistics.baselines import BaselineData, Baselines
+from finetune.statistics.entities import ScoredEntities, find_entities, in_iob2
+from finetune.statistics.metrics import MetricArguments, NamedMetrics
+from finetune.statistics.results import Statistics
+from finetune.tasks import decoding, losses
+from finetune.tasks.base import Columns, Task
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from datasets import Dataset
+
+    from finetune.errors import Findings
+    from finetune.training.steps import GlobalLoss, RowLoss
+
+#: The column that ``predict`` adds, and those of ``predictions.parquet`` with the words of a row.
+ENTITIES, WORDS, RIGHT_WORDS = "entities", "words", "right_words"
+_PLACE = [("start", pa.int64()), ("end", pa.int64()), ("label", pa.string())]
+_SPANS = pa.list_(pa.struct(_PLACE))
+_PREDICTED_SPANS = pa.list_(pa.struct([*_PLACE, ("probability", pa.float64())]))
+#: Of the baselines: far from those of other tags.
+_LOGIT = 10.0
+
+
+class Tokens(Task[ScoredEntities]):
+    """A tag for each word: cross-entropy over logits, the most probable tag is predicted.
+
+    ``labels`` are the IOB2 tags: ``O``, then ``B-TYPE`` and ``I-TYPE`` of each type.
+    """
+
+    name = "tokens"
+    sections = ("training", "entities", "errors")
+    problem_type = None
+    label_kind = "entities"
+    metrics = {
+        "f1": {"average": "micro"},
+        "precision": {"average": "micro"},
+        "recall": {"average": "micro"},
+        "f1_macro": {"module": "f1", "average": "macro"},
+        "token_accuracy": {"module": "accuracy"},
+    }
+    losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
+    linear_model = ""
+    has_probabilities = True
+    labels_words = True
+    function = "softmax"
+
+    @property
+    def types(self) -> list[str]:
+        """The names of the entity types."""
+        return [name.removeprefix("B-") for name in self.labels[1::2]]
+
+    @property
+    def feature(self) -> Any:
+        return tags.feature(self.types)
+
+    @property
+    def predicted_type(self) -> pa.DataType:
+        return _PREDICTED_SPANS
+
+    def match_labels(self, rows: Dataset, split: str, report: Findings) -> Dataset:
+        if not targets.is_tagged(rows):
+            raise UserError("the model labels words, but the data has one label for each text")
+        names = targets.class_names(rows)
+        unknown = [number for number in targets.counts(rows) if names[number] not in self.types]
+        if unknown:
+            report.fail(
+                f"the data has types that the model does not know: "
+                f"{list_names([names[number] for number in unknown])} "
+                f"(it knows: {list_names(self.types)})",
+                split=split,
+                rows=targets.first_row(rows, set(unknown)),
+                fix="--label_map OLD=NEW renames types, OLD=O drops them",
+            )
+        numbers = {name: number for number, name in enumerate(self.labels)}
+        matched = [0]
+        for name in tags.tag_names(names)[1:]:
+            matched.append(numbers.get(name, 0))
+        labels = []
+        for row in targets.values(rows):
+            labels.append([{**word, "tag": matched[word["tag"]]} for word in row])
+        return rows.remove_columns("label").add_column("label", labels, feature=self.feature)
+
+    def targets(self, labels: Any) -> np.ndarray:
+        numbers: list[int] = []
+        for row in labels:
+            numbers += [word["tag"] for word in row]
+            numbers.append(UNLABELLED)
+        return np.array(numbers, dtype=np.int64)
+
+    def places(self, targets: np.ndarray) -> Sequence[np.ndarray]:
+        ends = np.flatnonzero(targets == UNLABELLED) + 1
+        return np.split(np.arange(len(targets)), ends[:-1])
+
+    def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray:
+        return super().class_weights(text, targets[targets != UNLABELLED])
+
+    def global_loss(self, row_loss: RowLoss, class_weights: np.ndarray | None) -> GlobalLoss:
+        return replace(super().global_loss(row_loss, class_weights), pooling=words.POOLING)
+
+    def describe_balance(self, targets: np.ndarray) -> Sequence[str]:
+        counts = np.bincount(find_entities(targets)[:, 2], minlength=len(self.types))
+        return [f"{name} {count:,}" for name, count in zip(self.types, counts, strict=True)]
+
+    def decide(self, outputs: np.ndarray) -> np.ndarray:
+        return np.asarray(np.argmax(outputs, axis=-1))
+
+    def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
+        targets = np.append(np.arange(self.width), UNLABELLED)
+        return np.eye(self.width, dtype=np.float32)[np.maximum(targets, 0)], targets
+
+    def scored(self, labels: np.ndarray, outputs: np.ndarray) -> ScoredEntities:
+        return ScoredEntities.of_tags(labels, self.decide(outputs), self.types)
+
+    def scored_in(self, table: pd.DataFrame) -> ScoredEntities:
+        numbers = {name: number for number, name in enumerate(self.types)}
+
+        def entities_in(column: str) -> np.ndarray:
+            entities = []
+            for row, spans in enumerate(table[column]):
+                for span in spans:
+                    entities.append((row, span["start"], span["end"], numbers[span["label"]]))
+            return np.array(entities, dtype=np.int64).reshape(-1, 4)
+
+        words = table[[WORDS, RIGHT_WORDS]].to_numpy()
+        return ScoredEntities(entities_in(LABEL), entities_in(PREDICTION), words, self.types)
+
+    def columns(self, labels: Any, outputs: np.ndarray) -> Columns:
+        places = [[(word["start"], word["end"]) for word in row] for row in labels]
+        true = self._spans(self.targets(labels), places)
+        counts = self.scored(self.targets(labels), outputs).words
+        return {
+            LABEL: pa.array(true, _SPANS),
+            PREDICTION: pa.array(self._predicted_spans(outputs, places), _PREDICTED_SPANS),
+            WORDS: counts[:, 0],
+            RIGHT_WORDS: counts[:, 1],
+        }
+
+    def predicted(
+        self, outputs: np.ndarray, values: Sequence[Any], temperature: float, *, all_labels: bool
+    ) -> Columns:
+        places = []
+        for value in values:
+            places.append([] if value is None else words.read_words(value)[1])
+        return {ENTITIES: self._predicted_spans(outputs, places)}
+
+    def _predicted_spans(
+        self, outputs: np.ndarray, places: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[list[dict[str, Any]]]:
+        """Return the predicted entities of rows; the probability is the mean of its words'."""
+        confidence = decoding.probabilities(outputs, self.function).max(axis=1, initial=0)
+        return self._spans(in_iob2(self.decide(outputs)), places, confidence)
+
+    def _spans(
+        self,
+        tags: np.ndarray,
+        places: Sequence[Sequence[tuple[int, int]]],
+        confidence: np.ndarray | None = None,
+    ) -> list[list[dict[str, Any]]]:
+        """Return start, end and label of the entities of each row.
+
+        Args:
+            tags: Shape ``(places,)``, a separator after the words of each row.
+            places: Start and end of each word of each row.
+            confidence: The probability of each tag; None for none.
+        """
+        spans: list[list[dict[str, Any]]] = [[] for _ in places]
+        ends = np.cumsum([len(row) + 1 for row in places])
+        for first, end, kind in find_entities(tags).tolist():
+            row = int(np.searchsorted(ends, first, side="right"))
+            before = int(ends[row]) - len(places[row]) - 1
+            start, stop = places[row][first - before][0], places[row][end - 1 - before][1]
+            span = {"start": start, "end": stop, "label": self.types[kind]}
+            if confidence is not None:
+                probability = np.float32(confidence[first:end].mean())
+                span["probability"] = float(str(probability))  # 0.9812, not 0.98119997
+            spans[row].append(span)
+        return spans
+
+    def sentence(self, row: pd.Series[Any], most: int | None) -> str:
+        texts = []
+        for span in row[ENTITIES]:
+            name = row["text"][span["start"] : span["end"]]
+            texts.append(f"{name}: {span['label']} {span['probability']:.4f}")
+        return ", ".join(texts) or "no entity"
+
+    def describe(self, row: pd.Series[Any], column: str) -> str:
+        texts = []
+        for span in row[column]:
+            texts.append(f"{row['text'][span['start'] : span['end']]} ({span['label']})")
+        return ", ".join(texts) or "none"
+
+    def refuse_metrics(self, scoring: MetricArguments) -> None:
+        unknown = scoring.keys() - metrics.find_metrics(self.label_kind, scoring).keys()
+        if unknown:
+            raise UserError(
+                f"--metrics {', '.join(sorted(unknown))}: the task tokens expects accuracy, or f1, "
+                "precision or recall, with _micro, _macro or _weighted"
+            )
+
+    def statistics(self, rows: ScoredEntities, recipe_metrics: NamedMetrics) -> Statistics:
+        return replace(
+            super().statistics(rows, recipe_metrics),
+            classes=metrics.describe_classes(rows),
+            confusion=rows.confusion.tolist(),
+        )
+
+    def baselines(self, data: BaselineData) -> Baselines:
+        """Yield the baselines without entities, and with the most frequent tag of each word."""
+        counts: dict[str, Counter[int]] = defaultdict(Counter)
+        for word, tag in _words(data.splits["train"]):
+            counts[word][tag] += 1
+        frequent = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
+        rows = data.splits["test"]
+        targets_of_test = self.targets(targets.values(rows))
+        predicted = np.zeros(len(targets_of_test), dtype=np.int64)
+        yield "no entity", self._outputs(predicted)
+        numbers = [frequent.get(word, 0) for word, _ in _words(rows)]
+        predicted[targets_of_test != UNLABELLED] = numbers
+        yield "dictionary: the most frequent tag of each word", self._outputs(predicted)
+
+    def _outputs(self, tags: np.ndarray) -> np.ndarray:
+        return np.asarray(_LOGIT * np.eye(self.width, dtype=np.float32)[tags])
+
+
+def _words(rows: Dataset) -> Iterator[tuple[str, int]]:
+    """Yield each word of rows with its tag."""
+    for text, labels in zip(rows["text"][:], targets.values(rows), strict=True):
+        for word in labels:
+            yield text[word["start"] : word["end"]], word["tag"]
