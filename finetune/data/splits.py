@@ -15,7 +15,6 @@ of the source; each split is selected once, at the end.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,8 +56,8 @@ class Plan:
     drop_invalid: bool = False
 
 
-def index_rows(dataset: DatasetDict, splits: Sequence[str]) -> pd.DataFrame:
-    """Return the row index of some splits, in this order, with the columns ``split`` and ``row``."""
+def index_rows(dataset: DatasetDict, splits: list[str]) -> pd.DataFrame:
+    """Return the row index of some splits, in this order: the columns ``split`` and ``row``."""
     sizes = [len(dataset[name]) for name in splits]
     return pd.DataFrame(
         {

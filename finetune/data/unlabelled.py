@@ -58,7 +58,7 @@ def read_unlabelled(
     label = [train[0]["label"]] * len(rows)
     rows = rows.add_column("label", label, feature=train.features["label"])
     dataset = DatasetDict({**splits, NAME: rows})
-    index = index_rows(dataset, (*ORDER, NAME)).assign(label=0)  # labels in it are not read
+    index = index_rows(dataset, [*ORDER, NAME]).assign(label=0)  # labels in it are not read
     index = digests.drop_repeated(index, dataset, "text", plan, findings)
     for finding in findings.findings:
         if finding.split == NAME or finding.name == "reading":

@@ -25,13 +25,11 @@ from datasets import DatasetDict, concatenate_datasets
 from scipy.special import expit, logit
 from transformers import (
     EvalPrediction,
-    IntervalStrategy,
     PrinterCallback,
     ProgressCallback,
     TrainerCallback,
     set_seed,
 )
-from transformers.trainer_utils import SaveStrategy
 
 from finetune.config.settings import Settings
 from finetune.data.encoding import COLUMN
@@ -42,7 +40,7 @@ from finetune.pipeline.description import describe_run
 from finetune.pipeline.events import Finished, Logged, Progress, Started, emit, ignore, reporting
 from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
 from finetune.pipeline.refit import ScoredRun
-from finetune.pipeline.time_limit import fit_epochs
+from finetune.pipeline.time_limit import UNEVALUATED, fit_epochs
 from finetune.recipe import Recipe, teacher
 from finetune.recipe.run import Run
 from finetune.reporting.tracking import Trackers, tracking
@@ -504,15 +502,11 @@ def _train_final_epochs(trainer: Trainer, recipe: Recipe) -> None:
     arguments = copy.copy(trainer.args)
     # where the checkpoint goes that a signal asks for
     directory = Path(str(arguments.output_dir)) / "final"
-    changes: dict[str, Any] = {
+    changes = UNEVALUATED | {
         "output_dir": str(directory),
         "num_train_epochs": arguments.final_epochs,
         "max_steps": -1,
-        "eval_strategy": IntervalStrategy.NO,
-        "save_strategy": SaveStrategy.NO,
-        "load_best_model_at_end": False,
-        "report_to": [],
-        "profile": None,
+        "save_strategy": "no",
     }
     for name, value in changes.items():
         setattr(arguments, name, value)
