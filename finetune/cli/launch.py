@@ -45,7 +45,7 @@ def start_processes(verb: str, words: Sequence[str]) -> None:
             f"--num_processes {number}: a launcher has started this command in "
             f"{counted(world_size, 'process')}: leave out the flag, or the launcher"
         )
-    count = _count(number)
+    count = _parse_count(str(number))  # a config file may have a list
     if count == 1:
         return
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -91,7 +91,7 @@ def start_processes(verb: str, words: Sequence[str]) -> None:
     raise SystemExit(status)
 
 
-def _count(number: str) -> int:
+def _parse_count(number: str) -> int:
     """Return the number of processes for a value of the flag."""
     if number in ("gpu", "auto"):
         import torch

@@ -56,6 +56,17 @@ class Plan:
     drop_invalid: bool = False
 
 
+def index_rows(dataset: DatasetDict, splits: list[str]) -> pd.DataFrame:
+    """Return the row index of some splits, in this order: the columns ``split`` and ``row``."""
+    sizes = [len(dataset[name]) for name in splits]
+    return pd.DataFrame(
+        {
+            "split": pd.Categorical(np.repeat(splits, sizes), splits, ordered=True),
+            "row": np.concatenate(list(map(np.arange, sizes))),
+        }
+    )
+
+
 def build_index(dataset: DatasetDict, plan: Plan, report: Findings) -> pd.DataFrame:
     """Return the row index of a source, without training rows that lack a group or time, and
     without rows whose group is in an earlier split; they are reported as ``dropped_rows``.
@@ -70,17 +81,11 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Findings) -> pd.DataFr
             training row lacks a group or time.
     """
     splits = [name for name in ORDER if name in dataset]
-    sizes = [len(dataset[name]) for name in splits]
+    index = index_rows(dataset, splits)
     labels: list[str] = []
     for name in splits:
         labels += map(str, targets.values(dataset[name]))
-    index = pd.DataFrame(
-        {
-            "split": pd.Categorical(np.repeat(splits, sizes), splits, ordered=True),
-            "row": np.concatenate(list(map(np.arange, sizes))),
-            "label": pd.factorize(np.array(labels, dtype=object))[0],
-        }
-    )
+    index["label"] = pd.factorize(np.array(labels, dtype=object))[0]
     column = plan.group_column or plan.time_column
     kind = "group" if plan.group_column else "time"
     if column is None:

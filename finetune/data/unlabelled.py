@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 from datasets import Dataset, DatasetDict
 
 from finetune.data import ROW, digests, tokenize
 from finetune.data.columns import find_texts, require_columns
 from finetune.data.sources import Source
-from finetune.data.splits import ORDER, Plan
+from finetune.data.splits import ORDER, Plan, index_rows
 from finetune.data.targets import refuse_or_drop
 from finetune.errors import Findings, UserError
 
@@ -59,11 +58,7 @@ def read_unlabelled(
     label = [train[0]["label"]] * len(rows)
     rows = rows.add_column("label", label, feature=train.features["label"])
     dataset = DatasetDict({**splits, NAME: rows})
-    index = pd.concat(
-        pd.DataFrame({"split": name, "row": range(len(dataset[name])), "label": 0})
-        for name in (*ORDER, NAME)
-    ).reset_index(drop=True)
-    index["split"] = pd.Categorical(index["split"], [*ORDER, NAME], ordered=True)
+    index = index_rows(dataset, [*ORDER, NAME]).assign(label=0)  # labels in it are not read
     index = digests.drop_repeated(index, dataset, "text", plan, findings)
     for finding in findings.findings:
         if finding.split == NAME or finding.name == "reading":

@@ -33,7 +33,7 @@ _UNSET = (
     *("time_format", "relabel", "exclude", "csv_separator", "encoding", "sheet"),
 )
 #: The groups of options that an evaluation has from the run.
-_KEPT = ("training", "model", "adapters")
+_GROUPS_OF_RUN = ("training", "model", "adapters", "teacher")
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def _reading_options(
     """Return the options of the recipe that other data is read with."""
     defaults = {}
     for option in dataclasses.fields(recipe):
-        if option.metadata.get("group") not in _KEPT:
+        if option.metadata.get("group") not in _GROUPS_OF_RUN:
             defaults[option.name] = option.default
     reason = "not an option of this recipe for reading rows"
     if unknown := [f"--{name}: {reason}" for name in reading.keys() - defaults]:
@@ -222,7 +222,7 @@ def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str])
         notes.append(f"cannot check whether the model was trained on some of these rows: {reason}")
         return None
     is_seen = seen_in(rows, recipe.splits["train"], recipe.input_column)
-    if run.manifest.arguments.get("final_epochs") or run.manifest.not_scored:
+    if run.manifest.saw_validation:
         is_seen |= seen_in(rows, recipe.splits["validation"], recipe.input_column)
     if unlabelled is not None:
         is_seen |= seen_in(rows, unlabelled, recipe.input_column)

@@ -24,7 +24,7 @@ FOLDER = "refit"  # in the directory of the run
 
 
 @dataclass(frozen=True)
-class First:
+class ScoredRun:
     """The run that a second training follows."""
 
     name: str
@@ -32,7 +32,7 @@ class First:
     metrics: Metrics
 
     @classmethod
-    def read(cls, directory: Path) -> "First":
+    def read(cls, directory: Path) -> "ScoredRun":
         """Return the run in a directory, which rank 0 reads; every process calls this."""
         run = Run(directory)
         return distributed.on_main_process(
@@ -48,7 +48,7 @@ class First:
         )
 
 
-def check(settings: Settings) -> None:
+def check_settings(settings: Settings) -> None:
     """Refuse what a second training cannot have, before the first one.
 
     Raises:
@@ -59,16 +59,16 @@ def check(settings: Settings) -> None:
     _ = replace(settings, training=_training(settings) | {"max_steps": 1}).arguments
 
 
-def change(settings: Settings, first: First) -> Settings:
+def derive_settings(settings: Settings, scored_run: ScoredRun) -> Settings:
     """Return the settings of the second training.
 
     Args:
         settings: Those of the run, whose rows are prepared.
-        first: The run.
+        scored_run: The run.
     """
     rows = len(settings.recipe.training_rows)
     all_rows = rows + len(settings.recipe.prepared["validation"])
-    manifest = first.manifest
+    manifest = scored_run.manifest
     steps = manifest.best_step or manifest.steps or 0
     epochs = [entry["epoch"] for entry in manifest.history if entry["step"] <= steps]
     training = _training(settings)
@@ -76,7 +76,7 @@ def change(settings: Settings, first: First) -> Settings:
     report = Findings()  # of this training only
     report.info(
         f"--refit: {all_rows:,} rows, those of training and validation together, and as many steps "
-        f"for each row as the {steps:,} steps of {first.name}"
+        f"for each row as the {steps:,} steps of {scored_run.name}"
     )
     return replace(settings, recipe=settings.recipe.with_values(report=report), training=training)
 

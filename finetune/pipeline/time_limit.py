@@ -77,6 +77,9 @@ def fit_epochs(prepared: Prepared) -> Prepared:
     timed = f"by {_TIMED} steps an epoch takes {minutes_of_epoch:.3g} minutes without evaluations"
     activity.say(f"--max_minutes {minutes:g}: {timed}: --num_train_epochs {epochs:g}")
     if steps <= (step := prepared.resumption.step):
-        raise UserError(f"--max_minutes {minutes:g} fits {steps:,} steps, {step:,} are trained")
+        raise UserError(
+            f"--max_minutes {minutes:g} fits {steps:,} steps, {step:,} are trained: give more "
+            "minutes"
+        )
     configuration = {**prepared.configuration, "num_train_epochs": epochs, "max_steps": -1}
     return replace(prepared, settings=settings, steps=steps, configuration=configuration)

@@ -25,13 +25,11 @@ from datasets import DatasetDict, concatenate_datasets
 from scipy.special import expit, logit
 from transformers import (
     EvalPrediction,
-    IntervalStrategy,
     PrinterCallback,
     ProgressCallback,
     TrainerCallback,
     set_seed,
 )
-from transformers.trainer_utils import SaveStrategy, TrainOutput
 
 from finetune.config.settings import Settings
 from finetune.data.encoding import COLUMN
@@ -41,11 +39,11 @@ from finetune.pipeline import refit, results
 from finetune.pipeline.description import describe_run
 from finetune.pipeline.events import Finished, Logged, Progress, Started, emit, ignore, reporting
 from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
-from finetune.pipeline.refit import First
-from finetune.pipeline.time_limit import fit_epochs
+from finetune.pipeline.refit import ScoredRun
+from finetune.pipeline.time_limit import UNEVALUATED, fit_epochs
 from finetune.recipe import Recipe, teacher
 from finetune.recipe.run import Run
-from finetune.reporting.tracking import tracking
+from finetune.reporting.tracking import Trackers, tracking
 from finetune.runs import checkpoints
 from finetune.runs.directory import lock_directory, move_run_aside, unlock_directory
 from finetune.runtime import activity, distributed, stopping
@@ -150,10 +148,10 @@ def run_training(
     try:
         trained = _run_training(settings, progress, pruning)
         if trained.values.refit and not trained.dry_run:
-            first = First.read(trained.output_dir)
-            trained = refit.change(trained, first)
+            scored_run = ScoredRun.read(trained.output_dir)
+            trained = refit.derive_settings(trained, scored_run)
             try:
-                _run_training(trained, progress, first=first)
+                _run_training(trained, progress, scored_run=scored_run)
             finally:
                 unlock_directory(trained.output_dir)
     finally:
@@ -166,12 +164,12 @@ def _run_training(
     settings: Settings,
     progress: Progress,
     pruning: TrainerCallback | None = None,
-    first: First | None = None,
+    scored_run: ScoredRun | None = None,
 ) -> Settings:
     """Run one training, and return its settings, with its rows.
 
-    The process group stays if a second training follows; ``first`` is the run that this one
-    follows.
+    The process group stays if a second training follows; ``scored_run`` is the run that
+    this one follows.
     """
     with reporting(progress), tracking(settings.output_dir) as trackers:
         recording = _Recording(settings)
@@ -179,57 +177,68 @@ def _run_training(
             prepared = fit_epochs(prepare_job(settings))
             settings = prepared.settings
             if settings.values.refit:
-                refit.check(settings)
+                refit.check_settings(settings)
             if settings.dry_run or prepared.is_done:
                 _report_without_training(prepared)
                 return settings
-            trainer, recipe = _build_trainer(prepared, first)
-            final_recipe = None
-            if settings.arguments.final_epochs and pruning is None:
-                final_recipe = _on_all_rows(recipe)
-                if recipe.kind.thresholds != "none":
-                    recipe.note(
-                        "baselines are fitted to the training rows alone, because their thresholds "
-                        "are fitted to the validation rows"
-                    )
-            trackers.take_over(trainer)
-            if pruning is not None:
-                trainer.add_callback(pruning)
-            if writes_run(settings.values):
-                recording.run = _start_run(prepared, trainer, first)
-            with stopping.deferred(settings.arguments.grace_seconds, recording.give_up):
-                outputs: Any
-                if first is not None:
-                    outputs = _train_again(trainer, recipe, prepared, first)
-                else:
-                    outputs = _train_and_predict(
-                        trainer, recipe, final_recipe, prepared, is_trial=pruning is not None
-                    )
-            del trainer
-            gc.collect()
-            if not settings.values.refit:
-                distributed.leave_process_group()  # only rank 0 has work left
-            if recording.run is not None:
-                if name := stopping.requested():  # a signal arrived since the training
-                    raise Stopped(name)
-                with explained(settings.arguments, "writing the results"):
-                    if first is not None:
-                        recording.run.update(**outputs, status="finished")
-                    elif pruning is not None:
-                        results.write_trial(recording.run, *outputs)
-                    else:
-                        # baselines are fitted on the rows that the model is trained on, but
-                        # thresholds on others
-                        fitted = recipe
-                        if final_recipe is not None and recipe.kind.thresholds == "none":
-                            fitted = final_recipe
-                        results.write(recording.run, fitted, settings.arguments, *outputs)
-                        trackers.metrics = recording.run.metrics
+            _train_and_write(prepared, trackers, recording, pruning, scored_run)
         if recording.run is not None and pruning is None:
             from finetune.pipeline.report import write_final_report  # imports matplotlib
 
             write_final_report(recording.run)
     return settings
+
+
+def _train_and_write(
+    prepared: Prepared,
+    trackers: Trackers,
+    recording: "_Recording",
+    pruning: TrainerCallback | None,
+    scored_run: ScoredRun | None,
+) -> None:
+    """Train as prepared, and write the results in the process that writes the run."""
+    settings = prepared.settings
+    trainer, recipe = _build_trainer(prepared, scored_run)
+    final_recipe = None
+    baseline_recipe = recipe  # baselines are fitted on the rows that the model is trained on
+    if settings.arguments.final_epochs and pruning is None:
+        final_recipe = _on_all_rows(recipe)
+        if recipe.kind.thresholds == "none":
+            baseline_recipe = final_recipe
+        else:
+            recipe.note(
+                "baselines are fitted to the training rows alone, because their thresholds "
+                "are fitted to the validation rows"
+            )
+    trackers.take_over(trainer)
+    if pruning is not None:
+        trainer.add_callback(pruning)
+    if writes_run(settings.values):
+        recording.run = _start_run(prepared, trainer, scored_run)
+    with stopping.deferred(settings.arguments.grace_seconds, recording.give_up):
+        outputs: Any
+        if scored_run is not None:
+            outputs = _train_again(trainer, recipe, prepared, scored_run)
+        else:
+            outputs = _train_and_predict(
+                trainer, recipe, final_recipe, prepared, is_trial=pruning is not None
+            )
+    del trainer
+    gc.collect()
+    if not settings.values.refit:
+        distributed.leave_process_group()  # only rank 0 has work left
+    if recording.run is None:
+        return
+    if name := stopping.requested():  # a signal arrived since the training
+        raise Stopped(name)
+    with explained(settings.arguments, "writing the results"):
+        if scored_run is not None:
+            recording.run.update(**outputs, status="finished")
+        elif pruning is not None:
+            results.write_trial(recording.run, *outputs)
+        else:
+            results.write(recording.run, baseline_recipe, settings.arguments, *outputs)
+            trackers.metrics = recording.run.metrics
 
 
 def _report_without_training(prepared: Prepared) -> None:
@@ -258,7 +267,9 @@ def _report_without_training(prepared: Prepared) -> None:
         distributed.leave_process_group()
 
 
-def _build_trainer(prepared: Prepared, first: First | None = None) -> tuple[Trainer, Recipe]:
+def _build_trainer(
+    prepared: Prepared, scored_run: ScoredRun | None = None
+) -> tuple[Trainer, Recipe]:
     """Build the trainer, which reports its logs as events and does not print them. That of a second
     training has all rows, but the head and the weights of the first.
 
@@ -270,7 +281,7 @@ def _build_trainer(prepared: Prepared, first: First | None = None) -> tuple[Trai
     if prepared.resumption.path is not None:  # the checkpoint has the weights of the head
         load_model = recipe.new_model
     changes = {}
-    if first is not None:
+    if scored_run is not None:
         changes["train_dataset"] = _on_all_rows(recipe).training_rows
     trainer = build_trainer(recipe, prepared.settings.arguments, load_model, **changes)
     trainer.configuration = prepared.configuration
@@ -348,18 +359,13 @@ def _train_and_predict(
     """
     task = recipe.kind
     _score_as_saved(trainer, task)
-    started = time.perf_counter()
-    trained = trainer.train(resume_from_checkpoint=prepared.resumption.path)
-    seconds = time.perf_counter() - started
-    trainer.require_finite()
+    outcome = _train(trainer, recipe, prepared)
     if trainer.args.load_best_model_at_end and not trainer.state.best_global_step:
         name = trainer.args.metric_for_best_model
         activity.say(f"no evaluation has a number for {name}: the model of the last step is saved")
     layer = None
     thresholds = None
     is_final = False
-    if has_adapter(recipe):  # in place; checkpoints stay the same
-        trainer.model.merge_adapter()  # type: ignore[operator, union-attr]
     try:
         validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
         shift = task.fit(np.asarray(validation.predictions), np.asarray(validation.label_ids))
@@ -377,7 +383,8 @@ def _train_and_predict(
             is_final = True
             started = time.perf_counter()
             _train_final_epochs(trainer, final_recipe)
-            seconds += time.perf_counter() - started
+            seconds = outcome["train_seconds"] + time.perf_counter() - started
+            outcome |= {"train_seconds": round(seconds, 2), "finished": _now()}
             if layer is not None and shift is not None:
                 _fold(layer, shift)
         test = None if is_trial else trainer.predict(recipe.prepared["test"])
@@ -389,7 +396,6 @@ def _train_and_predict(
         if not trainer.args.load_best_model_at_end:  # else the best weights have replaced the last
             trainer.save_stopped()
         raise
-    outcome = _describe_outcome(trainer, prepared, trained, seconds)
     if is_trial:
         return (validation, outcome)
     _save_model(trainer, recipe)
@@ -397,7 +403,7 @@ def _train_and_predict(
 
 
 def _train_again(
-    trainer: Trainer, recipe: Recipe, prepared: Prepared, first: First
+    trainer: Trainer, recipe: Recipe, prepared: Prepared, scored_run: ScoredRun
 ) -> dict[str, Any]:
     """Train on all rows, fold in the thresholds of the first training, and save the model.
 
@@ -407,29 +413,23 @@ def _train_again(
     Raises:
         Stopped: As :func:`_train_and_predict`.
     """
-    started = time.perf_counter()
-    trained = trainer.train(resume_from_checkpoint=prepared.resumption.path)
-    seconds = time.perf_counter() - started
-    trainer.require_finite()
+    outcome = _train(trainer, recipe, prepared)
     assert trainer.model is not None
-    if has_adapter(recipe):
-        trainer.model.merge_adapter()  # type: ignore[operator]
-    thresholds = first.metrics.statistics.thresholds
+    thresholds = scored_run.metrics.statistics.thresholds
     if thresholds is not None:
         shift = -logit([thresholds[label] for label in recipe.labels])
         _fold(head.last_linear(trainer.model, recipe.kind.width), shift)
     output = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
     loss = (output.metrics or {})["eval_loss"]
-    first_loss = first.metrics.validation["loss"]
+    loss_before = scored_run.metrics.validation["loss"]
     sentence = (
-        f"{first.not_scored}; on the validation rows, which it was trained on, its loss is "
-        f"{loss:.4f} instead of {first_loss:.4f}"
+        f"{scored_run.not_scored}; on the validation rows, which it was trained on, its loss is "
+        f"{loss:.4f} instead of {loss_before:.4f}"
     )
-    if loss > first_loss:
+    if loss > loss_before:
         sentence += ", which is worse: prefer the run"
     _save_model(trainer, recipe)
-    outcome = _describe_outcome(trainer, prepared, trained, seconds)
-    return {**outcome, "temperature": first.manifest.temperature, "not_scored": sentence}
+    return {**outcome, "temperature": scored_run.manifest.temperature, "not_scored": sentence}
 
 
 def _save_model(trainer: Trainer, recipe: Recipe) -> None:
@@ -439,24 +439,32 @@ def _save_model(trainer: Trainer, recipe: Recipe) -> None:
         trainer.save_model()
 
 
-def _describe_outcome(
-    trainer: Trainer, prepared: Prepared, trained: TrainOutput, seconds: float
-) -> dict[str, Any]:
-    """Return the fields of ``run.json`` that are known after the training. Loss, seconds and speed
-    are measured since the start or the resume.
+def _train(trainer: Trainer, recipe: Recipe, prepared: Prepared) -> dict[str, Any]:
+    """Train, merge an adapter into the model, and return the fields of ``run.json`` about the
+    training. Loss, seconds and speed are measured since the start or the resume.
     """
+    started = time.perf_counter()
+    trained = trainer.train(resume_from_checkpoint=prepared.resumption.path)
+    seconds = time.perf_counter() - started
+    trainer.require_finite()
+    if has_adapter(recipe):  # in place; checkpoints stay the same
+        trainer.model.merge_adapter()  # type: ignore[operator, union-attr]
     state = trainer.state
     return {
         "steps": state.global_step,
         "steps_before": prepared.resumption.step,
         "train_loss": trained.training_loss,
         "train_seconds": round(seconds, 2),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "finished": _now(),
         "speed": trainer.callback.summary(),
         "best_step": state.best_global_step if trainer.args.load_best_model_at_end else None,
         "stopped_early": trainer.callback.stop_reason,
         "history": state.log_history,
     }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _fold(layer: torch.nn.Linear, shift: np.ndarray) -> None:
@@ -494,15 +502,11 @@ def _train_final_epochs(trainer: Trainer, recipe: Recipe) -> None:
     arguments = copy.copy(trainer.args)
     # where the checkpoint goes that a signal asks for
     directory = Path(str(arguments.output_dir)) / "final"
-    changes: dict[str, Any] = {
+    changes = UNEVALUATED | {
         "output_dir": str(directory),
         "num_train_epochs": arguments.final_epochs,
         "max_steps": -1,
-        "eval_strategy": IntervalStrategy.NO,
-        "save_strategy": SaveStrategy.NO,
-        "load_best_model_at_end": False,
-        "report_to": [],
-        "profile": None,
+        "save_strategy": "no",
     }
     for name, value in changes.items():
         setattr(arguments, name, value)
@@ -564,16 +568,16 @@ class _Recording:
         os.write(2, f"error: {reason}, the process ends\n".encode())
 
 
-def _start_run(prepared: Prepared, trainer: Trainer, first: First | None) -> Run:
+def _start_run(prepared: Prepared, trainer: Trainer, scored_run: ScoredRun | None) -> Run:
     """Take over the output directory, and write ``run.json`` of a new or a resumed run."""
     settings = prepared.settings
     resumption = prepared.resumption
     directory = settings.output_dir
     emit(Started(settings, settings.arguments, prepared.steps, trainer.model))
     manifest = describe_run(settings, prepared.configuration)
-    if first is not None:
+    if scored_run is not None:
         manifest = dataclasses.replace(
-            manifest, data=first.manifest.data, not_scored=first.not_scored
+            manifest, data=scored_run.manifest.data, not_scored=scored_run.not_scored
         )
     # not earlier: an error could still stop the command, or the model be read from this directory
     lock_directory(directory)

@@ -286,7 +286,7 @@ class Recipe(RecipeOptions):
             "data_collator": self.data_collator(),
             "processing_class": self.processing_class(),
             "compute_metrics": self.compute_metrics,
-            "compute_loss_func": dataclasses.replace(loss, layout=teacher.layout(self)),
+            "compute_loss_func": dataclasses.replace(loss, layout=teacher.label_layout(self)),
         }
 
     def new_model(self) -> torch.nn.Module:
@@ -398,7 +398,7 @@ class Recipe(RecipeOptions):
     @functools.cached_property
     def training_rows(self) -> Dataset:
         """The training rows of :attr:`prepared`. With a teacher or soft labels, their ``labels``
-        have a :class:`~finetune.training.layout.Layout`, and unlabelled rows follow.
+        have a :class:`~finetune.training.layout.LabelLayout`, and unlabelled rows follow.
         """
         from finetune.recipe import teacher
 

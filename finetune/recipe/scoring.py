@@ -107,7 +107,7 @@ class Scoring:
         task = task or SingleLabel()
         scores: dict[str, float] = {}
         modules: Iterable[str] = self.arguments
-        table = metrics.scores_beside(task.label_kind, len(task.labels))
+        table = metrics.extra_metrics(task.label_kind, len(task.labels))
         if task.labels_words:  # a module does not know where a text ends
             modules, table = (), metrics.find_metrics(task.label_kind, self.arguments)
         for name in modules:
@@ -131,9 +131,9 @@ class Scoring:
         from transformers import EvalPrediction
 
         task.refuse_metrics(self.arguments)
-        names_beside = list(metrics.scores_beside(task.label_kind, len(task.labels)))
+        extra_names = list(metrics.extra_metrics(task.label_kind, len(task.labels)))
         if self.arguments == task.metrics or task.labels_words:
-            return list(self.arguments) + names_beside
+            return list(self.arguments) + extra_names
         load.cache_clear()  # in a notebook, a file may have been edited
         report = Findings()
         owners: dict[str, str] = {}
@@ -149,7 +149,7 @@ class Scoring:
                             "choose another name"
                         )
         report.raise_errors()
-        return list(owners) + names_beside
+        return list(owners) + extra_names
 
     def _compute(self, name: str, task: Task[Any], prediction: EvalPrediction) -> dict[str, float]:
         """Return the scores of a metric by name; a single score is named after the metric."""

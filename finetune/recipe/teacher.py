@@ -33,9 +33,8 @@ from finetune.predicting.inference import Inference
 from finetune.predicting.text import FastTokenizer, TextInference
 from finetune.recipe import catalog
 from finetune.recipe.run import Run
-from finetune.runs.records import Metrics
 from finetune.runtime import activity, files
-from finetune.training.layout import Layout
+from finetune.training.layout import LabelLayout
 
 if TYPE_CHECKING:
     from finetune.recipe.base import Recipe
@@ -101,17 +100,23 @@ class Teacher:
         run.require_model()
         if run.unfinished:
             raise UserError(run.unfinished)
-        file = Path(run.manifest.recipe)
+        manifest = run.manifest
+        file = Path(manifest.recipe)
         if file.suffix == ".py" and not catalog.imported(file.resolve()):
             command = f"python -m finetune export {path} --trust_recipe"
             raise UserError(f"{path} has a recipe file, {file}; expected its export: {command}")
         recipe = run.recipe(scores=False)
-        kernels = run.manifest.arguments.get("cpu_kernels", "auto")
+        kernels = manifest.arguments.get("cpu_kernels", "auto")
         options = Options(precision="fp32", cpu_kernels=kernels)
-        facts = [_VERSION, digest_of_model(path), run.manifest.recipe, options]
+        facts = [_VERSION, digest_of_model(path), manifest.recipe, options]
         facts += [getattr(recipe, name, None) for name in _ENCODING]
         shift: np.ndarray | float = 0.0
-        if Metrics.exists_in(path) and (thresholds := run.statistics.thresholds):
+        has_thresholds = getattr(recipe, "thresholds", "none") != "none"
+        if manifest.not_scored and has_thresholds and recipe.kind.label_kind == "labels":
+            raise UserError(
+                f"{path}: thresholds are part of this model; expected its run, {path.parent}"
+            )
+        if not manifest.not_scored and (thresholds := run.statistics.thresholds):
             shift = -logit([thresholds[label] for label in run.labels])
         digest = xxhash.xxh3_128_hexdigest(repr(facts).encode())
         load = functools.partial(RecipeInference, run, recipe, options)
@@ -123,8 +128,8 @@ class Teacher:
             digest,
             load,
             shift,
-            run.manifest.data.fingerprint,
-            bool(run.manifest.arguments.get("final_epochs") or run.manifest.not_scored),
+            manifest.data.fingerprint,
+            manifest.saw_validation,
         )
 
     def require_same(self, recipe: Recipe) -> None:
@@ -146,9 +151,12 @@ class Teacher:
     def report_held_out_rows(self, recipe: Recipe) -> None:
         """Report if it knows the labels of validation rows, or may know those of test rows."""
         if self.fingerprint != digests.fingerprint(recipe.splits, recipe.input_column):
+            reason = "was trained on other rows or splits"
+            if not self.fingerprint:
+                reason = "is an export, which does not say what it was trained on"
             recipe.note(
-                f"teacher {self.path.name} was trained on other rows or splits: if these have "
-                "validation or test rows of this run, their scores are too good"
+                f"teacher {self.path.name} {reason}: if it has seen validation or test rows of "
+                "this run, their scores are too good"
             )
         elif self.saw_validation:
             recipe.report.warning(
@@ -214,7 +222,7 @@ def open_teachers(recipe: Recipe) -> list[Teacher]:
     return teachers
 
 
-def layout(recipe: Any) -> Layout | None:
+def label_layout(recipe: Any) -> LabelLayout | None:
     """Return the layout of the labels of :func:`training_rows`; None if they are targets."""
     task = recipe.kind
     is_soft = bool(getattr(recipe, "label_probabilities", None))
@@ -225,12 +233,12 @@ def layout(recipe: Any) -> Layout | None:
         return None
     has_class = task.has_one_class and not is_soft
     shape = () if has_class or not task.labels else (task.width,)
-    return Layout(shape, has_class=has_class, is_soft=is_soft, divergence=divergence)
+    return LabelLayout(shape, has_class=has_class, is_soft=is_soft, divergence=divergence)
 
 
 def training_rows(recipe: Any) -> Dataset:
     """Return the prepared training rows with what the teacher answers, then unlabelled rows."""
-    row_layout = layout(recipe)
+    row_layout = label_layout(recipe)
     prepared = recipe.prepared["train"]
     if row_layout is None:
         return prepared

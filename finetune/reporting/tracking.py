@@ -113,8 +113,8 @@ class Trackers(TrainerCallback):
         """Take the trackers of a trainer, which then calls only this callback."""
         for name, kind in _KINDS.items():
             tracker = trainer.pop_callback(kind)
-            if type(tracker) in _OWN:  # not a subclass, such as DagsHub's
-                tracker = _OWN[kind]()
+            if type(tracker) in _REPLACEMENTS:  # not a subclass, such as DagsHub's
+                tracker = _REPLACEMENTS[kind]()
             if tracker is not None:
                 self._trackers[name] = tracker
         trainer.add_callback(self)
@@ -224,7 +224,7 @@ class _Wandb(library.WandbCallback):
 
 
 #: Callbacks that replace those of the library.
-_OWN: dict[Any, Any] = {library.MLflowCallback: _MLflow, library.WandbCallback: _Wandb}
+_REPLACEMENTS: dict[Any, Any] = {library.MLflowCallback: _MLflow, library.WandbCallback: _Wandb}
 
 
 def _active_run() -> Any:

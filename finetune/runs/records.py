@@ -157,6 +157,11 @@ class Manifest(Record):
     temperature: float | None = None  # fitted on the validation rows; 1 changes nothing
     not_scored: str | None = None  # why there are no metrics, if all rows are trained on (--refit)
 
+    @property
+    def saw_validation(self) -> bool:
+        """Whether the model was trained on the validation rows, too."""
+        return bool(self.arguments.get("final_epochs") or self.not_scored)
+
 
 def _restore_scores(content: dict[str, Any]) -> dict[str, Any]:
     """Return numbers with NaN where JSON, which has none, says null."""

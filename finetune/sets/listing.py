@@ -16,8 +16,9 @@ def list_runs(directory: str | Path) -> dict[str, dict[str, Any]]:
     """Return facts about each run and each set of runs in a directory, by name.
 
     Returns:
-        ``status`` and, of a finished run, ``test`` with its test scores. The status of a set is
-        ``set``, and ``runs`` their number; that of a damaged run ``unreadable``, with ``error``.
+        ``status`` and, of a finished run, ``test`` with its test scores; of a refit ``not_scored``,
+        the reason. The status of a set is ``set``, and ``runs`` their number; that of a damaged run
+        ``unreadable``, with ``error``.
 
     Raises:
         UserError: If there are none.
@@ -30,7 +31,9 @@ def list_runs(directory: str | Path) -> dict[str, dict[str, Any]]:
             run = Run(path)
             try:
                 runs[path.name] = {"status": run.status}
-                if run.status == "finished":
+                if run.manifest.not_scored:
+                    runs[path.name]["not_scored"] = run.manifest.not_scored
+                elif run.status == "finished":
                     runs[path.name]["test"] = run.metrics.test
             except UserError as error:
                 runs[path.name] = {"status": "unreadable", "error": str(error)}
@@ -46,6 +49,8 @@ def describe(facts: Mapping[str, Any]) -> str:
     if "error" in facts:
         return str(facts["error"])
     words = [f"{facts['status']:<11}"]
+    if "not_scored" in facts:
+        words.append(facts["not_scored"])
     for name, value in itertools.islice(facts.get("test", {}).items(), 3):
         words.append(f"{name} {format_number(value)}")
     return "  ".join(words)

@@ -91,7 +91,7 @@ def recipe_metrics(rows: Any, scoring: MetricArguments, compute: Compute) -> dic
     metrics = find_metrics(rows.kind, scoring)
     is_custom = not scoring or len(metrics) < len(scoring)
     if scoring:
-        metrics |= scores_beside(rows.kind, len(rows.names))
+        metrics |= extra_metrics(rows.kind, len(rows.names))
     if is_custom:
         replicates = functools.cache(functools.partial(_replicate_custom, compute))
         for name in replicates(rows):
@@ -126,7 +126,7 @@ def _replicate_custom(compute: Compute, rows: Any) -> dict[str, np.ndarray]:
     return dict(zip(names, values.T, strict=True))
 
 
-def scores_beside(kind: Kind, classes: int) -> dict[str, Metric]:
+def extra_metrics(kind: Kind, classes: int) -> dict[str, Metric]:
     """Return the metrics that are computed beside those of ``--metrics``."""
     if kind == "classes" and classes > _MAX_CLASSES_WITHOUT_TOP:
         name = f"top_{TOP}_accuracy"
@@ -140,7 +140,7 @@ def with_standard(rows: Any, metrics: NamedMetrics) -> dict[str, Metric]:
     names = _STANDARD[rows.kind]
     if rows.kind == "classes" and len(rows.names) == 2:
         names += _BINARY
-    for name in (*names, *scores_beside(rows.kind, len(rows.names))):
+    for name in (*names, *extra_metrics(rows.kind, len(rows.names))):
         standard.setdefault(name, METRICS[rows.kind, name])
     return standard
 

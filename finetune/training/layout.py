@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Layout:
+class LabelLayout:
     """The columns of ``labels``: target, weight of the teacher, answers of the teacher.
 
     The loss of a row is ``(1 - weight) * loss + weight * divergence``.

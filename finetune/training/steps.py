@@ -28,7 +28,7 @@ from finetune.data import encoding, words
 from finetune.data.lengths import cut, lengths_of, padded
 from finetune.errors import UserError
 from finetune.runtime import distributed
-from finetune.training.layout import Layout
+from finetune.training.layout import LabelLayout
 
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
@@ -63,7 +63,7 @@ class GlobalLoss:
     class_weights: tuple[float, ...] = ()
     training_loss: RowLoss | None = None
     pooling: str | None = None
-    layout: Layout | None = None
+    layout: LabelLayout | None = None
 
     def evaluation_losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of each row in nats, shape ``(rows,)``, for an evaluation: without label

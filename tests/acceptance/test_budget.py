@@ -183,7 +183,7 @@ def test_other_minutes_are_other_epochs(train: Train, cli: Cli, tmp_path: Path) 
     again.remove(str(MINUTES))
     cli(*again, "--max_minutes", 9 * MINUTES).refused("--allow_changed max_minutes\n")
     again += ["--allow_changed", "max_minutes", "--max_minutes"]
-    cli(*again, MINUTES / 100).refused("fits 1 steps, 2 are trained")
+    cli(*again, MINUTES / 100).refused("fits 1 steps, 2 are trained: give more minutes")
     resumed = cli(*again, 9 * MINUTES).succeeded()
     ((minutes, epochs),) = TIMED.findall(resumed.stdout)
     assert float(epochs) == pytest.approx(9 * MINUTES / float(minutes), rel=0.006)

@@ -109,6 +109,12 @@ def test_a_refit_says_that_it_is_not_scored(
         assert cli(*words).refused(sentence).stderr.count("\n") == 1
     assert cli("evaluate", refit.path).refused(sentence).stderr.count("\n") == 1
     assert sentence in cli("list", run.path).succeeded().stdout
+    facts = json.loads(cli("list", run.path, "--json").succeeded().stdout)["runs"]["refit"]
+    assert facts["status"] == "finished"
+    assert facts["not_scored"].startswith(sentence)
+    student = flags(dataset=run.manifest.options["dataset"], label_separator=";")
+    student += ["--model", run.manifest.options["model"], "--teacher", refit.path, "--dry_run"]
+    cli("text", *student).refused(f"{refit.path}: thresholds are part of this model")
     assert "model.safetensors" in cli("push", refit.path, "--repo", "a").succeeded().stdout
     texts = frames["test"]["text"].tolist()
     classify: Any = pipeline("text-classification", str(refit.path), top_k=None)

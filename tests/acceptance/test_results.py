@@ -365,8 +365,9 @@ def test_the_scores_of_two_classes_are_those_of_the_positive_one(
     values = dict(line.split()[:2] for line in evaluated.splitlines() if line.count(" ") > 2)
     for name in names:
         assert float(values[name]) == pytest.approx(scores["bad"][name], abs=6e-5)
-    with user_error("--positive_label: not an option of this recipe for reading rows"):
-        finetune.evaluate(run, tmp_path / "in.csv", positive_label="good")
+    for name in ("positive_label", "teacher"):
+        with user_error(f"--{name}: not an option of this recipe for reading rows"):
+            finetune.evaluate(run, tmp_path / "in.csv", **{name: "good"})
     again = finetune.evaluate(run)
     assert again.metrics == pytest.approx(dict(run.metrics.test), rel=1e-4)
     # the first run decides which class is positive; unset, it is the second

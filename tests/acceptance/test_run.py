@@ -393,6 +393,8 @@ def test_one_process_is_this_one_and_python_names_launch(
     for number in ("1", *["auto"] * (not torch.accelerator.is_available())):
         printed = cli(*words, "--dry_run", "--num_processes", number).succeeded().stdout
         assert "1 process" in printed
+    config = write_config(tmp_path, num_processes=[2, 3])
+    cli(*words, "--dry_run", "--config", config).refused("expected 1 or more, gpu or auto")
     config = write_config(tmp_path, num_processes=2)
     for options in ({"num_processes": 2}, {"config": config}):
         with user_error("num_processes=2", "finetune.launch(recipe, num_processes=2, ...)"):

@@ -316,6 +316,9 @@ def test_an_export_answers_as_its_run(
     assert by_run.shape == (173 + 40, 1 + 1 + 2)  # class, weight of the teacher, its answers
     assert by_run[:, 1].tolist() == [0.5] * 173 + [1.0] * 40
     np.testing.assert_allclose(by_run, by_export, atol=1e-4)
+    options = dict(dataset=str(reviews), model=str(bert), teacher=str(exported.path / "export"))
+    findings = " ".join(finding.message for finding in finetune.check("text", **options).findings)
+    assert "is an export, which does not say what it was trained on" in findings
     assert len(np.unique(by_run[:, 2].round(4))) > 50
 
 
