@@ -540,6 +540,7 @@ def test_few_rows_make_small_steps(reviews: Path, bert: Path) -> None:
         assert len(recipe.prepared["train"]) == rows
         return arguments.global_batch_size, arguments.num_train_epochs
 
+    assert length(6) == (6, 50)
     assert length(20) == (8, 25)  # two steps an epoch
     assert length(90) == (8, 10)  # (100 + 5 * 2) * 8 / 90
     assert length(96) == (32, 20)

@@ -94,11 +94,13 @@ def test_a_run_with_fewer_layers(
     assert predicted["label"].tolist() == [answer["label"] for answer in answers]
     scores = [answer["score"] for answer in answers]
     np.testing.assert_allclose(predicted["probability"], scores, atol=1e-5)
-    with pytest.raises(finetune.UserError, match="was trained with layers 6, now it is 3"):
+    with pytest.raises(finetune.UserError, match="was trained with layers 6, now it is 3") as info:
         finetune.train(
             "text", **options | dict(layers=3), adapter="lora", num_train_epochs=2, max_length=64,
-            precision="fp32", resume=True, output_dir=str(run.path),
+            precision="fp32", resume=True, output_dir=str(run.path), allow_changed="layers",
         )  # fmt: skip
+    assert "another --output_dir" in str(info.value)
+    assert finetune.Run.load(run.path).manifest.status == "finished"
 
 
 @pytest.mark.contract("G6")

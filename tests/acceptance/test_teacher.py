@@ -354,6 +354,7 @@ BOTH = dict(text_columns="text,other")
 VOTES = dict(dataset="votes", label_probabilities="bad=minus,good=plus")
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no run": (dict(teacher="nowhere"), "nowhere is not the directory of a run"),
+    "empty": (dict(teacher=""), "--teacher: expected a value, found an empty text"),
     "task": (dict(teacher="ordinal"), "the task 'single_label', found 'ordinal'"),
     "labels": (
         dict(teacher="single", label_map="bad=poor"),
