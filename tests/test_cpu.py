@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import AutoModelForTokenClassification, BertForSequenceClassification
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForTokenClassification,
+    BertForSequenceClassification,
+)
 from transformers.models.bert.modeling_bert import BertEncoder
 
 from finetune.models.cpu import attention, layers, unpadded
@@ -184,6 +188,23 @@ def test_layers_without_padding_return_the_same(kind: str, lengths: list[int]) -
     assert_close(*results, rtol=1e-5, atol=1e-7)
 
 
+def test_a_head_for_each_token_returns_the_same() -> None:
+    """The states of padding are zero; those of the other tokens have the same logits."""
+    results = []
+    for is_unpadded in (False, True):
+        torch.manual_seed(0)
+        config = small_model("bert").config
+        model = AutoModelForTokenClassification.from_config(config).eval()
+        if is_unpadded:
+            attention.use(model)
+            assert unpadded.use(model)
+        token_counts = count_tokens(model)
+        batch = padded_pair()
+        results.append(model(**batch).logits[batch["attention_mask"].bool()])
+    assert token_counts == [128]
+    assert_close(*results, rtol=1e-5, atol=1e-7)
+
+
 def test_returned_hidden_states_have_their_padding() -> None:
     model, token_counts = unpadded_bert()
     states = model(**padded_pair(), output_hidden_states=True).hidden_states
@@ -219,9 +240,9 @@ class CustomModel(BertForSequenceClassification):
         lambda: small_model("bert", is_decoder=True),
         lambda: small_model("bert", chunk_size_feed_forward=9),
         lambda: CustomModel(small_model("bert").config),
-        lambda: AutoModelForTokenClassification.from_config(small_model("bert").config),
+        lambda: AutoModelForMaskedLM.from_config(small_model("bert").config),
     ],
-    ids=["kind", "dropout", "other dropout", "decoder", "chunks", "subclass", "head for tokens"],
+    ids=["kind", "dropout", "other dropout", "decoder", "chunks", "subclass", "head for masks"],
 )
 def test_unsupported_models_keep_their_padding(make: Callable[[], Any]) -> None:
     model = make()

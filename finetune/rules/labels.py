@@ -44,7 +44,7 @@ def _refuse_for_words(options: Options) -> Mistakes:
 
 def _require_teacher(options: Options) -> Mistakes:
     for name in ("teacher", "unlabelled", "label_probabilities"):
-        if options.typed.get(name) == "":  # e.g. a variable of the shell that is not set
+        if getattr(options, name) == "":  # e.g. a variable of the shell that is not set
             yield f"--{name}: expected a value, found an empty text"
     for name in ("teacher_weight", "teacher_temperature", "unlabelled"):
         if name in options.typed and not options.teacher:
