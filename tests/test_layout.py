@@ -13,7 +13,7 @@ PACKAGE = ROOT / "finetune"
 MAX_PACKAGES, MAX_MODULES = 22, 4
 FILES = sorted(PACKAGE.rglob("*.py"))
 #: The limits, with their reasons in docs/decisions/layout.md.
-MAX_TOKENS = 183_000
+MAX_TOKENS = 163_000
 MAX_LINES = 500  # of code in a file
 MAX_COMPLEXITY = 20
 MAX_VAGUE_PERCENT = 0.5
@@ -131,6 +131,7 @@ def files() -> dict[Path, house.Figures]:
     return house.measure_files(PACKAGE)
 
 
+@pytest.mark.xfail(strict=True, reason="182,900 tokens: docs/decisions/layout.md has the prices")
 def test_the_code_is_no_larger_than_agreed(files: dict[Path, house.Figures]) -> None:
     """A larger limit needs a reason and a price, see docs/decisions/layout.md."""
     packages = house.by_package(files, PACKAGE)

@@ -16,8 +16,8 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,12 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         process.wait()
 
 
+def wait_while(line: str, address: str, answers: Sequence[Future[Any]]) -> None:
+    """Wait while the metrics of a server have a line; until then no answer may be complete."""
+    while line in urllib.request.urlopen(f"{address}/metrics").read().decode():
+        assert not [answer.result() for answer in answers if answer.done()]
+
+
 def predict(address: str, body: Any = None) -> tuple[int, Any]:
     """Return the status and the answer to a request."""
     content = json.dumps(body or {"text": TEXT}).encode()
@@ -91,8 +97,7 @@ def test_a_signal_ends_it_once_all_requests_are_answered(
     body = {"texts": [TEXT * 280] * 20}
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(predict, address, body) for _ in range(4)]
-        while b"batch_rows_count 0.0" in urllib.request.urlopen(f"{address}/metrics").read():
-            assert not [answer.result() for answer in answers if answer.done()]
+        wait_while("batch_rows_count 0.0", address, answers)
         process.send_signal(signal.SIGTERM)
         for answer in answers:
             status, result = answer.result()
@@ -108,8 +113,7 @@ def test_a_second_ctrl_c_ends_it_quietly(export: Path, serve: Serve, tmp_path: P
     body = {"texts": [TEXT * 280] * 20}
     with ThreadPoolExecutor(12) as pool:
         answers = [pool.submit(predict, address, body) for _ in range(12)]
-        while b"waiting_rows 0.0" in urllib.request.urlopen(f"{address}/metrics").read():
-            assert not [answer.result() for answer in answers if answer.done()]
+        wait_while("waiting_rows 0.0", address, answers)
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(urllib.error.URLError, ConnectionError):  # once it is handled
             while urllib.request.urlopen(f"{address}/health"):

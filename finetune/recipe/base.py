@@ -461,9 +461,8 @@ class Recipe(RecipeOptions):
         if (text := self.class_weights) == "none":
             return None
         targets = self.targets("train")
-        if (
-            getattr(self, "windows", None) is not None and not self.labels_words
-        ):  # each window has the target of its text
+        has_windows = getattr(self, "windows", None) is not None
+        if has_windows and not self.labels_words:  # each window has the target of its text
             targets = np.asarray(self.prepared["train"].with_format("numpy")["labels"][:])
         weights = self.kind.class_weights(text, targets)
         pairs = [f"{n} {weight:.4g}" for n, weight in zip(self.labels, weights, strict=True)]

@@ -258,11 +258,42 @@ def spans(cell: Any) -> list[tuple[int, int, str]]:
     return [(span["start"], span["end"], span["label"]) for span in cell]
 
 
+def tags_of_words(text: str, cell: Any) -> list[str]:
+    """Return the IOB2 tags of the words of a text with spans."""
+    tags = []
+    for word in re.finditer(r"\w+|[^\w\s]", text):
+        tag = "O"
+        for start, end, name in spans(cell):
+            if start <= word.start() < end:
+                tag = f"B-{name}" if word.start() == start else f"I-{name}"
+        tags.append(tag)
+    return tags
+
+
 def short_rows(run: finetune.Run) -> Iterator[Any]:
     """Yield the test rows that are one window."""
     for row in run.predictions.itertuples():
         if row.tokens <= LENGTH:
             yield row
+
+
+@pytest.mark.contract("E12", "E5")
+def test_an_entity_of_another_type_is_wrong(entity_run: finetune.Run, tmp_path: Path) -> None:
+    """Rows with the types exchanged: only words outside of entities are right."""
+    exchanged = {"dish": "place", "place": "dish"}
+    right, words, lines = 0, 0, []
+    for row in entity_run.predictions.itertuples():
+        labels = [[start, end, exchanged[name]] for start, end, name in spans(row.label)]
+        lines.append(json.dumps({"text": row.text, "spans": labels}))
+        true = [tag.split("-") for tag in tags_of_words(row.text, row.label)]
+        predicted = tags_of_words(row.text, row.prediction)
+        for (prefix, *name), other in zip(true, predicted, strict=True):
+            right += other == "-".join([prefix, *map(exchanged.get, name)])
+            words += 1
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    result = finetune.evaluate(entity_run, data=str(tmp_path / "rows.jsonl"))
+    assert result.metrics["token_accuracy"] == pytest.approx(right / words)
+    assert result.metrics["f1"] == 0
 
 
 @pytest.mark.contract("E12", "E2")
@@ -283,8 +314,14 @@ def test_scores_are_those_of_seqeval(entity_run: finetune.Run) -> None:
     assert test["recall"] == pytest.approx(right / true)
     assert test["f1"] == pytest.approx(2 * right / (true + predicted))
     assert test["f1_macro"] == pytest.approx(np.mean(list(f1.values())))
-    accuracy = table["right_words"].sum() / table["words"].sum()
-    assert test["token_accuracy"] == pytest.approx(accuracy)
+    hits, words = [], 0
+    for row in table.itertuples():
+        tags = [tags_of_words(row.text, cell) for cell in (row.label, row.prediction)]
+        assert len(tags[0]) == row.words
+        hits.append(sum(one == other for one, other in zip(*tags, strict=True)))
+        words += row.words
+    assert table["right_words"].tolist() == hits
+    assert test["token_accuracy"] == pytest.approx(sum(hits) / words)
     assert 0.5 < test["f1"] < 1
     statistics = entity_run.statistics
     for name, counts in by_type.items():
