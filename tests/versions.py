@@ -75,8 +75,8 @@ def versions(python: Path) -> dict[str, str]:
     return {name: installed.get(name, "") for name in SHOWN}
 
 
-def run_tests(python: Path, *, quick: bool) -> str:
-    """Run the tests, show their output, and return the line with their counts."""
+def run_tests(python: Path, *, quick: bool) -> tuple[str, bool]:
+    """Run the tests, show their output, and return the line with their counts, and success."""
     tests = ["-m", QUICK] if quick else ["tests/acceptance"]
     command = [python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *tests]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -89,8 +89,7 @@ def run_tests(python: Path, *, quick: bool) -> str:
         print(line, end="", flush=True)
         if re.search(r"\d+ (passed|failed|error)", line):
             counts = line.strip(" =\n")
-    process.wait()
-    return counts
+    return counts, process.wait() == 0
 
 
 def main() -> int:
@@ -100,17 +99,19 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="the quick tests; no table")
     options = parser.parse_args()
     lines = []
+    all_passed = True
     for name in options.names or ROWS:
         python = environment(name)
         found = versions(python)
         print(f"{name}: {', '.join(f'{key} {value}' for key, value in found.items())}", flush=True)
-        counts = run_tests(python, quick=options.quick)
+        counts, passed = run_tests(python, quick=options.quick)
+        all_passed = all_passed and passed
         today = datetime.date.today().isoformat()
         lines.append(f"| {name} | {' | '.join(found.values())} | {counts} | {today} |")
         print(lines[-1], flush=True)
     if not options.quick:
         write(lines)
-    return int(any("failed" in line or "error" in line for line in lines))
+    return int(not all_passed)
 
 
 def write(lines: list[str]) -> None:
