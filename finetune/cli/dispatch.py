@@ -68,37 +68,26 @@ def main(words: Sequence[str] | None = None) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no "USDT: profiler_start" from --profile
     stopping.keep_secrets()
     is_json = "--json" in words
+    answer: Mapping[str, Any]
     try:
         with contextlib.ExitStack() as stack:
             if is_json:
                 stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-            answer = _run(list(words))
-        if isinstance(answer, int):
-            return answer
-        return _print_json(answer)
+            answer = _run(list(words)) or {}
     except BrokenPipeError:
         _close_stdout()
         return 0
     except (stopping.Stopped, Exception) as error:
-        status = stopping.stop(error)
-        messages = getattr(error, "mistakes", None) or [masked(first_line(error))]
+        mistakes = getattr(error, "mistakes", None) or [masked(first_line(error))]
+        answer = {"status": stopping.stop(error), "errors": mistakes}
     except KeyboardInterrupt:
         if distributed.is_main_process():
             print("interrupted", file=sys.stderr)
-        status = 130
-        messages = ["interrupted"]
-    if is_json:
-        _print_json({"status": status, "errors": messages})
-    return status
-
-
-def _print_json(answer: Mapping[str, Any]) -> int:
-    """Print the answer of a verb as strict JSON, from rank 0 only, and return its exit status."""
+        answer = {"status": 130, "errors": ["interrupted"]}
     answer = {"schema": 1, "status": 0, **answer}
-    if distributed.is_main_process():
-        text = json.dumps(to_json_values(answer), indent=2, allow_nan=False)
+    if is_json and distributed.is_main_process():
         try:
-            print(text, flush=True)
+            print(json.dumps(to_json_values(answer), indent=2, allow_nan=False), flush=True)
         except BrokenPipeError:
             _close_stdout()
     return int(answer["status"])
@@ -110,15 +99,16 @@ def _close_stdout() -> None:
 
 
 def _run(words: list[str]) -> Any:
+    """Run a command, and return its answer for ``--json``, if it has one."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(_USAGE.format(recipes=_table(catalog.summaries()), verbs=_table(VERBS)))
-        return 0
+        return None
     if words[0] in ("--version", "-V"):
         print(f"finetune {__version__}")
-        return 0
+        return None
     verb, *rest = words
     if verb == "list":
-        return _list([word for word in rest if word != "--json"], is_json="--json" in rest)
+        return _list([word for word in rest if word != "--json"])
     if verb not in VERBS:
         names = catalog.summaries()
         if not (verb in names or verb.endswith(".py")):
@@ -140,23 +130,19 @@ def _run(words: list[str]) -> Any:
     return getattr(verbs, verb)(rest)
 
 
-def _list(words: list[str], is_json: bool) -> Any:
+def _list(words: list[str]) -> dict[str, Any]:
     """List the recipes, or the runs in a directory."""
     if len(words) > 1:
         raise UserError(f"list: expected at most a directory, found {' '.join(words)}")
     if words in ([], ["--help"]):
         recipes = catalog.summaries()
-        if is_json:
-            return {"recipes": recipes}
         print(_table(recipes))
-        return 0
+        return {"recipes": recipes}
     from finetune.sets.listing import describe, list_runs
 
     runs = list_runs(*words)
-    if is_json:
-        return {"runs": runs}
     print(_table({name: describe(facts) for name, facts in runs.items()}))
-    return 0
+    return {"runs": runs}
 
 
 def _table(descriptions: Mapping[str, str]) -> str:

@@ -10,8 +10,8 @@ from finetune.errors import UserError, suggestion
 from finetune.recipe import ImageRecipe, TextRecipe
 from finetune.runtime.formats import QUOTING
 
-#: What a subcommand returns: its exit status, or with ``--json`` what is printed.
-Answer = int | Mapping[str, Any]
+#: What a subcommand returns: what ``--json`` prints, with a ``status`` if that is not 0.
+Answer = Mapping[str, Any] | None
 RECIPE = {"recipe": "name of a recipe, or path of a recipe file; its flags follow"}
 #: The flag of all subcommands that read a run; RUN has the arguments if they also run its model.
 TRUST = {

@@ -84,10 +84,8 @@ def predict(words: Sequence[str]) -> Answer:
         options["all_probabilities"] = run.kind.has_probabilities and not run.kind.labels_words
         rows = [tuple(typed.text)] if len(typed.text) > 1 else typed.text
         predictions = pipeline.predict(run, rows, **options)
-        if typed.json:
-            return {"predictions": predictions.to_dict("records")}
         console.print_line(run.kind.sentence(predictions.iloc[0], most_labels))
-        return 0
+        return {"predictions": predictions.to_dict("records")}
     print_event = throttle(lambda event: console.print_stderr(str(event)))
     # shown on a terminal only; with the delay it appears at the first event, so on rank 0 only
     with tqdm(disable=None, unit=" rows", unit_scale=True, delay=1e-3) as bar:
@@ -103,8 +101,6 @@ def predict(words: Sequence[str]) -> Answer:
         prediction = pipeline.predict_file(
             run, typed.input, output, resume=typed.resume, progress=show_progress, **options
         )
-    if typed.json:
-        return vars(prediction)
     if typed.output:
         console.print_line(
             f"{counted(prediction.rows, 'row')} saved to {prediction.output}; throughput: "
@@ -113,4 +109,4 @@ def predict(words: Sequence[str]) -> Answer:
         )
     for note in prediction.notes:
         console.print_stderr(note)
-    return 0
+    return vars(prediction)

@@ -1,7 +1,7 @@
 """The subcommands: each function parses, calls the pipeline and prints.
 
-It returns the exit status, or with ``--json`` the answer (docs/json.md). Its docstring is shown by
-``--help``. Under a launcher every rank runs it; rank 0 prints.
+It returns the answer that ``--json`` prints (docs/json.md), if there is one. Its docstring is shown
+by ``--help``. Under a launcher every rank runs it; rank 0 prints.
 """
 
 import itertools
@@ -44,7 +44,7 @@ def train(words: Sequence[str]) -> Answer:
         parser = RecipeParser(recipe_class)
         parser.groups["run"].add_argument("--json", action="store_true", help=JSON["--json"])
         print(parser.format_help(), end="")
-        return 0
+        return None
     require_hub(recipe_class, flags)
     start_processes("train", words)
     console.import_libraries("finetune.training.trainer")
@@ -54,11 +54,11 @@ def train(words: Sequence[str]) -> Answer:
     with stopping.handled():
         settings = Settings.from_command_line(recipe, flags)
         run = run_training(settings, print_event)
-    if "--json" not in words or not distributed.is_main_process():
-        return 0
+    if not distributed.is_main_process():
+        return None
     if settings.dry_run:
         return {"run": run.path, "dry_run": True}
-    return {"run": run.path, **_describe_run(run)}
+    return _describe_run(run)
 
 
 def _describe_run(run: Run) -> dict[str, Any]:
@@ -66,6 +66,7 @@ def _describe_run(run: Run) -> dict[str, Any]:
 
     manifest = run.manifest
     return {
+        "run": run.path,
         "task": manifest.task,
         "labels": manifest.labels,
         "rows": manifest.data.rows,
@@ -80,7 +81,7 @@ def _describe_run(run: Run) -> dict[str, Any]:
     }
 
 
-def repeat(words: Sequence[str]) -> int:
+def repeat(words: Sequence[str]) -> None:
     """Train a recipe with several seeds, on the same splits.
 
         python -m finetune repeat sentiment --seeds 5
@@ -91,10 +92,10 @@ def repeat(words: Sequence[str]) -> int:
     confidence interval for other seeds and other test rows. `compare` of two such directories says
     whether a change is more than luck. The same command continues after an interruption.
     """
-    return _run_set(repeat, words, {"--seeds N": "number of runs (default: 5)"})
+    _run_set(repeat, words, {"--seeds N": "number of runs (default: 5)"})
 
 
-def search(words: Sequence[str]) -> int:
+def search(words: Sequence[str]) -> None:
     """Search for the best options of a recipe, judged by the validation rows.
 
         python -m finetune search sentiment --trials 20
@@ -111,12 +112,12 @@ def search(words: Sequence[str]) -> int:
         "--trials N": "number of trials in all (default: 20)",
         "--pruner median|hyperband|none": "when to stop a bad trial early (default: median)",
     }
-    return _run_set(search, words, flags)
+    _run_set(search, words, flags)
 
 
 def _run_set(
-    verb: Callable[[Sequence[str]], int], words: Sequence[str], flags: Mapping[str, str]
-) -> int:
+    verb: Callable[[Sequence[str]], None], words: Sequence[str], flags: Mapping[str, str]
+) -> None:
     """Parse words, call ``run_repeat`` or ``run_search``, and print the table of the set."""
     typed, recipe_flags = Parser(verb, {**RECIPE, **flags}).parse_known_args(words)
     options = without_none(vars(typed))
@@ -136,17 +137,15 @@ def _run_set(
         base = Settings.from_command_line(recipe, recipe_flags)
         run_set = run(base, print_event, **options)
     if distributed.is_main_process():
-        return _print_set(run_set)
-    return 0
+        _print_set(run_set)
 
 
-def _print_set(path: Any, trust_recipe: bool = False) -> int:
+def _print_set(path: Any, trust_recipe: bool = False) -> None:
     """Write the report of a set of runs, and print its table and verdicts."""
     from finetune.sets.report import write_report
 
     page, table, verdicts = write_report(path, trust_recipe)
     console.print_parts(table, *verdicts, f"report: {page}")
-    return 0
 
 
 def check(words: Sequence[str]) -> Answer:
@@ -191,9 +190,6 @@ def check(words: Sequence[str]) -> Answer:
             raise
         mistakes = [Finding(name="refused", severity="error", message=m) for m in error.mistakes]
         result = checking.Check(findings=mistakes)
-    if typed.json:
-        verdict = {0: "ok", 2: "error", 3: "warning"}[result.status]
-        return {"schema": 2, "status": result.status, "verdict": verdict, **asdict(result)}
     if result.splits:
         rows = summary.describe_splits(result.splits)
         console.print_line(f"task: {result.task.replace('_', ' ')}")
@@ -210,7 +206,8 @@ def check(words: Sequence[str]) -> Answer:
     console.print_line(summary.verdict(result))
     if result.status != 2:
         console.print_line(f"to train: {result.command}")
-    return result.status
+    verdict = {0: "ok", 2: "error", 3: "warning"}[result.status]
+    return {"schema": 2, "status": result.status, "verdict": verdict, **asdict(result)}
 
 
 def evaluate(words: Sequence[str]) -> Answer:
@@ -246,7 +243,7 @@ def evaluate(words: Sequence[str]) -> Answer:
     run = Run.load(options.pop("run"), trust_recipe=options.pop("trust_recipe", False))
     options.pop("num_processes", None)
     start_processes("evaluate", words)
-    is_json = options.pop("json", False)
+    options.pop("json", None)
     data = options.get("data")
     sources = {"dataset": data} if data else {**run.manifest.options, "model": None}
     hub.go_offline(sources)
@@ -256,13 +253,11 @@ def evaluate(words: Sequence[str]) -> Answer:
     from finetune.reporting import tables
 
     result = evaluate_run(run, progress=print_event, **options)
-    if is_json:
-        return {"run": run.path, **asdict(result)}
     console.print_parts(*tables.evaluation(result))
-    return 0
+    return {"run": run.path, **asdict(result)}
 
 
-def export(words: Sequence[str]) -> int:
+def export(words: Sequence[str]) -> None:
     """Export the model of a run to ONNX, for use without torch, and check it.
 
         python -m finetune export runs/yelp
@@ -286,10 +281,9 @@ def export(words: Sequence[str]) -> int:
 
     exported = export_run(run, **options)
     console.print_parts(*tables.export(exported), f"saved to {exported.path}")
-    return 0
 
 
-def serve(words: Sequence[str]) -> int:
+def serve(words: Sequence[str]) -> None:
     """Serve a run or an export over HTTP, with a page to try it.
 
         python -m finetune serve runs/yelp/export
@@ -311,10 +305,9 @@ def serve(words: Sequence[str]) -> int:
 
     options = without_none(vars(typed))
     server.serve(**options, ready=console.print_line)
-    return 0
 
 
-def push(words: Sequence[str]) -> int:
+def push(words: Sequence[str]) -> None:
     """Push the model of a run to the Hugging Face Hub: model, tokenizer, card, metrics, export.
 
         python -m finetune push runs/yelp --repo yelp            # lists the files
@@ -337,7 +330,6 @@ def push(words: Sequence[str]) -> int:
     if typed.yes:
         outcome = pushed.url or "the repository has these files already: no commit"
     console.print_parts(tables.push(pushed, is_sent=typed.yes), outcome)
-    return 0
 
 
 def compare(words: Sequence[str]) -> Answer:
@@ -358,24 +350,20 @@ def compare(words: Sequence[str]) -> Answer:
         if typed.output:
             raise UserError("--output: a comparison of sets of runs has no page")
         table, verdict, facts = compare_sets(typed.runs, typed.trust_recipe)
-        if typed.json:
-            return {"names": typed.runs, **facts, "verdicts": [verdict]}
         console.print_parts(table, verdict)
-        return 0
+        return {"names": typed.runs, **facts, "verdicts": [verdict]}
     from finetune.pipeline.compare import compare as compare_runs
     from finetune.reporting import tables
 
     page = typed.output or _free_page()
     comparison = compare_runs(typed.runs, page, trust_recipe=typed.trust_recipe)
-    if typed.json:
-        facts = vars(comparison) | {"disagreements": len(comparison.disagreements), "page": page}
-        del facts["tables"]
-        return facts
     settings = tables.settings(comparison.names, comparison.settings)
     note = f"predictions differ on {counted(len(comparison.disagreements), 'row')}: see {page}"
     scores = comparison.scores(comparison.headline)
     console.print_parts(scores, *comparison.verdicts, settings, note)
-    return 0
+    facts = vars(comparison) | {"disagreements": len(comparison.disagreements), "page": page}
+    del facts["tables"]
+    return facts
 
 
 def _free_page() -> str:
@@ -387,7 +375,7 @@ def _free_page() -> str:
     return page
 
 
-def report(words: Sequence[str]) -> int:
+def report(words: Sequence[str]) -> None:
     """Write the report, the plots and the model card of a run again.
 
         python -m finetune report runs/yelp
@@ -397,14 +385,14 @@ def report(words: Sequence[str]) -> int:
     """
     typed = Parser(report, {"run": RUN["run"], **TRUST}).parse_args(words)
     if is_set(typed.run):
-        return _print_set(typed.run, typed.trust_recipe)
+        _print_set(typed.run, typed.trust_recipe)
+        return
     from finetune.pipeline.report import report as write_report
 
     written = write_report(typed.run, trust_recipe=typed.trust_recipe)
     console.print_line(f"report: {written.page}; model card: {written.card}")
     if written.suspects:
         console.print_line(f"suspicious rows: {written.suspects}")
-    return 0
 
 
 def doctor(words: Sequence[str]) -> Answer:
@@ -416,7 +404,7 @@ def doctor(words: Sequence[str]) -> Answer:
         python -m finetune doctor --num_processes 2
         torchrun --nnodes=2 --node_rank=0 --master_addr=ADDRESS -m finetune doctor   # on each
     """
-    typed = Parser(doctor, {**PROCESSES, **JSON}).parse_args(words)
+    Parser(doctor, {**PROCESSES, **JSON}).parse_args(words)
     start_processes("doctor", words)
     from finetune.pipeline import doctor as machine
 
@@ -426,9 +414,7 @@ def doctor(words: Sequence[str]) -> Answer:
     world_size = distributed.ranks().world_size
     if world_size > 1:
         facts |= _time_all_reduces(world_size)
-    if typed.json:
-        return facts
-    return 0
+    return facts
 
 
 def _time_all_reduces(world_size: int) -> dict[str, Any]:
@@ -452,7 +438,7 @@ def _time_all_reduces(world_size: int) -> dict[str, Any]:
     return {"hosts": hosts, "all_reduces": times}
 
 
-def skill(words: Sequence[str]) -> int:
+def skill(words: Sequence[str]) -> None:
     """Install the skill that tells an agent how to use this toolkit.
 
         python -m finetune skill                     # into .agents/skills
@@ -480,4 +466,3 @@ def skill(words: Sequence[str]) -> int:
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error}") from error
     console.print_line(str(path))
-    return 0
