@@ -59,8 +59,7 @@ _MODULES = {
     "pipeline.predict": "FilePrediction predict predict_file",
     "pipeline.report": "Report report",
     "pipeline.train": "launch train",
-    "recipe": "ImageClassification ImageRecipe Recipe TextClassification TextRecipe TokenRecipe "
-    "option",
+    "recipe": "ImageRecipe Recipe TextRecipe TokenRecipe option",
     "recipe.scoring": "Scoring",
     "recipe.run": "Run",
     "serving.app": "create_app",

@@ -146,17 +146,6 @@ class ModelOptions:
     )
 
 
-#: The options of a training with a teacher or with soft labels; a run that has ended needs none.
-TEACHING = {
-    "teacher",
-    "teacher_weight",
-    "teacher_temperature",
-    "unlabelled",
-    "label_probabilities",
-}
-#: The options of ``--adapter lora``.
-LORA = {name for name in ModelOptions.__dataclass_fields__ if name.startswith("lora_")}
-
 
 @dataclasses.dataclass(kw_only=True)
 class TextOptions(ModelOptions):
@@ -164,7 +153,7 @@ class TextOptions(ModelOptions):
 
     label_columns: str | None = _labels(None, "several columns of 0 and 1, or numbers", "NAME,NAME")
     label_separator: str | None = _labels(None, "separator of labels in a cell, such as ';'")
-    label_probabilities: str | None = _labels(
+    label_probabilities: str | None = _teacher(
         None, "columns of votes or probabilities of training rows", "LABEL=COLUMN,LABEL=COLUMN"
     )
     thresholds: Literal["one", "label", "none"] = _labels(
@@ -206,8 +195,6 @@ class ImageOptions(ModelOptions):
 
 # ---- the class of a recipe -----------------------------------------------------------------------
 
-RENAMED_PARTS = "Recipe.parts() is now trainer_kwargs(); release 0.2 removes the old name"
-
 
 def declare(cls: Any) -> None:
     """Make a recipe class a dataclass, and merge the defaults of its base classes into its own.
@@ -234,7 +221,7 @@ def declare(cls: Any) -> None:
             'add `own_metrics = ("NAME", ...)`'
         )
     if "parts" in attributes:
-        raise UserError(f"{cls.__name__}: {RENAMED_PARTS}")
+        raise UserError(f"{cls.__name__}: Recipe.parts() is now trainer_kwargs()")
     dataclasses.dataclass(kw_only=True)(cls)
     for name in ("training", "embedded"):
         merged = merge_options(getattr(super(cls, cls), name), attributes.get(name, {}))

@@ -225,12 +225,15 @@ class TextRecipe(Recipe, TextOptions):
         return kwargs
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
-        from transformers import DataCollatorWithPadding
+        from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding
 
         from finetune.data.lengths import PADDED_TO
 
+        tokenizer = self.processing_class()
         multiple = math.gcd(PADDED_TO, self.token_limit)  # never more than the positions
-        return DataCollatorWithPadding(self.processing_class(), pad_to_multiple_of=multiple)
+        if self.labels_words:
+            return DataCollatorForTokenClassification(tokenizer, pad_to_multiple_of=multiple)
+        return DataCollatorWithPadding(tokenizer, pad_to_multiple_of=multiple)
 
     # ---- tokens ----------------------------------------------------------------------------------
 

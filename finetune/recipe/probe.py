@@ -21,7 +21,7 @@ import torch
 import xxhash
 from transformers import EvalPrediction, PreTrainedModel
 
-from finetune.data import arrow, caches, digests, encoding
+from finetune.data import caches, digests, encoding
 from finetune.data.batches import DRAWN_FROM
 from finetune.models import families, head
 from finetune.models.pretrained import FRESH_HEAD
@@ -45,7 +45,7 @@ _MAX_ROWS, _MAX_SHARE = 20_000, 0.1
 _STEP_ROWS = 32  # of an optimizer step, if its rows are counted in tokens
 _MAX_VALIDATION_ROWS = 1_000
 _LESS_MEMORY = "--head random, a smaller --max_length, or --precision bf16"
-_VERSION = 1  # increment when the same model and rows should yield other states
+_VERSION = 2  # increment when the same model and rows should yield other states
 
 
 def start_head(
@@ -111,8 +111,6 @@ def _fit(
     loss = _loss(task, outputs, labels)
     constant_loss = _loss(task, np.tile(constant, (len(labels), 1)), labels)
     name = f"{task.linear_model} of {len(numbers):,} rows"
-    if weights is not None and task.label_kind == "labels" and name.startswith("ridge"):
-        name += " without class weights"
     if loss > LOSS_SHARE * constant_loss:
         losses = f"its validation loss is {loss:.3g}, and {constant_loss:.3g} without inputs"
         return None, f"random weights, because {name} predicts little: {losses}"
@@ -266,23 +264,17 @@ class _Encoder:
 
     def _key(self, rows: Dataset) -> str:
         """Return a hash of everything that decides the states, but for a recipe's own collator."""
-        processor: Any = self._recipe.processing_class()
-        facts = [_VERSION, self._options, type(self._model).__name__, rows.column_names, len(rows)]
-        facts += [self._model.config.to_json_string(), getattr(processor, "padding_side", None)]
+        model = self._model
+        facts = [_VERSION, self._options, type(model).__name__, model.config.to_json_string()]
+        facts += [self._recipe.processing_class(), rows.column_names]
         total = xxhash.xxh3_128(repr(facts).encode())
-        last = head.last_linear(self._model, self._recipe.kind.width)
+        last = head.last_linear(model, self._recipe.kind.width)
         new = {id(weight) for weight in last.parameters()}
-        for name, weight in self._model.state_dict(keep_vars=True).items():
+        for name, weight in model.state_dict(keep_vars=True).items():
             if id(weight) not in new:  # the last layer, which is removed
                 total.update(name.encode())
                 total.update(weight.detach().cpu().reshape(-1).view(torch.uint8).numpy())
-        if "input_ids" not in rows.column_names:
-            if processor is not None:
-                total.update(processor.to_json_string().encode())
-            total.update(b"".join(digests.hash_rows(rows, self._recipe.input_column)))
-        for name in ("input_ids", "token_type_ids"):
-            if name in rows.column_names:
-                tokens = arrow.column(rows, name).combine_chunks()
-                total.update(tokens.flatten().to_numpy().tobytes())
-                total.update(tokens.value_lengths().to_numpy().tobytes())
+        for column in rows.column_names:
+            if not column.startswith("label"):
+                total.update(b"".join(digests.hash_rows(rows, column)))
         return total.hexdigest() + ".npz"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.data.prediction_columns import LABEL
 from finetune.errors import UserError, suggestion
 from finetune.recipe import Recipe, catalog
-from finetune.recipe.options import LORA, TEACHING, ModelOptions
+from finetune.recipe.options import ModelOptions
 from finetune.runs.directory import RunDirectory
 from finetune.runs.records import MANIFEST, Manifest
 from finetune.runtime.importing import read_source
@@ -121,10 +121,13 @@ class Run(RunDirectory):
         if "model" in options:
             options |= {"model": str(self.path), "model_revision": None}
         recipe = catalog.of_run(manifest.recipe, path)
+        fields = {field.name: field for field in dataclasses.fields(recipe)}
         if issubclass(recipe, ModelOptions):  # an adapter is merged into the model
-            options = {name: options[name] for name in options if name not in LORA | TEACHING}
+            for name, field in fields.items():
+                if field.metadata.get("group") in ("teacher", "adapters"):  # of the training only
+                    options.pop(name, None)
             options |= {"adapter": None, "freeze": None}
-        if unknown := options.keys() - {field.name for field in dataclasses.fields(recipe)}:
+        if unknown := options.keys() - fields.keys():
             names = ", ".join(sorted(unknown))
             raise UserError(f"{path}: the recipe '{manifest.recipe}' has no options {names}")
         return recipe(**options).with_values(kind=self.kind)

@@ -19,7 +19,6 @@ import xxhash
 from datasets import Dataset, DatasetDict, Image, List, Value, concatenate_datasets
 from scipy.special import logit
 
-from finetune.checking.rows import require_all_rows
 from finetune.data import caches, columns, digests, encoding, targets, unlabelled
 from finetune.data.comma_list import split_pairs, split_values
 from finetune.data.labels import list_names, parse_number
@@ -31,7 +30,6 @@ from finetune.predicting.engines import OnnxSession, require_engine
 from finetune.predicting.files import EXPORT, Export, digest_of_model
 from finetune.predicting.inference import Inference
 from finetune.predicting.text import FastTokenizer, TextInference
-from finetune.recipe import catalog
 from finetune.recipe.run import Run
 from finetune.runtime import activity, files
 from finetune.training.layout import LabelLayout
@@ -101,10 +99,6 @@ class Teacher:
         if run.unfinished:
             raise UserError(run.unfinished)
         manifest = run.manifest
-        file = Path(manifest.recipe)
-        if file.suffix == ".py" and not catalog.imported(file.resolve()):
-            command = f"python -m finetune export {path} --trust_recipe"
-            raise UserError(f"{path} has a recipe file, {file}; expected its export: {command}")
         recipe = run.recipe(scores=False)
         kernels = manifest.arguments.get("cpu_kernels", "auto")
         options = Options(precision="fp32", cpu_kernels=kernels)
@@ -131,22 +125,6 @@ class Teacher:
             manifest.data.fingerprint,
             manifest.saw_validation,
         )
-
-    def require_same(self, recipe: Recipe) -> None:
-        """Raise a ``UserError`` if it does not fit the labels and columns of a recipe."""
-        task = recipe.kind
-        facts = (
-            ("the task", [self.task], [task.name]),
-            ("the labels", sorted(self.labels), sorted(task.labels)),
-            ("the columns", self.columns, recipe.columns_read()),
-        )
-        for noun, found, expected in facts:
-            if found != expected:
-                names = list_names(found) or "a number"
-                raise UserError(
-                    f"{self.path}: expected a model for {noun} {list_names(expected) or 'a number'}"
-                    f", found {names}"
-                )
 
     def report_held_out_rows(self, recipe: Recipe) -> None:
         """Report if it knows the labels of validation rows, or may know those of test rows."""
@@ -210,16 +188,28 @@ def open_teachers(recipe: Recipe) -> list[Teacher]:
     """
     teachers = []
     mistakes: list[str] = []
+    task = recipe.kind
+    expected = task.name, sorted(task.labels), recipe.columns_read()
     for name in split_values(getattr(recipe, "teacher", None) or ""):
         try:
             teacher = Teacher.open(name)
-            teacher.require_same(recipe)
-            teachers.append(teacher)
         except UserError as error:
             mistakes += [f"--teacher: {mistake}" for mistake in error.mistakes]
+            continue
+        facts = teacher.task, sorted(teacher.labels), teacher.columns
+        if facts != expected:
+            mistakes.append(
+                f"--teacher: expected {_describe(*expected)}, {name} has {_describe(*facts)}"
+            )
+        teachers.append(teacher)
     if mistakes:
         raise UserError(*mistakes)
     return teachers
+
+
+def _describe(task: str, labels: Sequence[str], columns: Sequence[str]) -> str:
+    names = list_names(labels) or "none"
+    return f"the task '{task}', the labels {names}, the columns {list_names(columns)}"
 
 
 def label_layout(recipe: Any) -> LabelLayout | None:
@@ -243,26 +233,20 @@ def training_rows(recipe: Any) -> Dataset:
     if row_layout is None:
         return prepared
     teachers = open_teachers(recipe)
-
-    def teach(prepared: Dataset, rows: Dataset, values: np.ndarray, weight: float) -> Dataset:
-        labels = row_layout.pack(values, weight, _answers(recipe, teachers, rows))
-        return _with_labels(prepared, labels)
-
     values = recipe.soft_labels
     if values is None:
         values = recipe.targets("train")
-    weight = recipe.teacher_weight if teachers else 0.0
-    prepared = teach(prepared, recipe.splits["train"], values, weight)
+    answers = _answers(recipe, teachers, recipe.splits["train"])
+    prepared = _with_labels(prepared, row_layout.pack(values, recipe.teacher_weight, answers))
     if (rows := recipe.unlabelled_rows) is not None:
         dataset = DatasetDict(train=rows, test=recipe.splits["test"].select([0]))
-        added = recipe.prepare(dataset)["train"]
-        values = recipe.kind.targets(targets.values(rows))
-        require_all_rows(DatasetDict(train=added), DatasetDict(train=rows), lambda _: values)
         zeros = np.zeros((len(rows), *row_layout.shape))
-        prepared = concatenate_datasets([prepared, teach(added, rows, zeros, 1.0)])
+        labels = row_layout.pack(zeros, 1.0, _answers(recipe, teachers, rows))
+        added = _with_labels(recipe.prepare(dataset)["train"], labels)
+        prepared = concatenate_datasets([prepared, added])
     if teachers:
         names = ", ".join(teacher.path.name for teacher in teachers)
-        sentence = f"the answers of {names} have weight {weight:g}"
+        sentence = f"the answers of {names} have weight {recipe.teacher_weight:g}"
         if rows is not None:
             sentence += f", and 1 in {counted(len(rows), 'unlabelled row')}"
         recipe.note(sentence)

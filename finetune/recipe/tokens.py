@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from finetune.errors import Facts, UserError
@@ -11,7 +10,6 @@ from finetune.recipe.options import option
 from finetune.recipe.pretrained import TextRecipe
 
 if TYPE_CHECKING:
-    import torch
     from datasets import Dataset, DatasetDict
 
     from finetune.data.words import WordWindows
@@ -98,14 +96,4 @@ class TokenRecipe(TextRecipe):
             labels.append([{"start": start, "end": end, "tag": 0} for start, end in places])
         return Dataset.from_dict({"text": texts}).add_column(
             "label", labels, feature=self.kind.feature
-        )
-
-    def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
-        from transformers import DataCollatorForTokenClassification
-
-        from finetune.data.lengths import PADDED_TO
-
-        multiple = math.gcd(PADDED_TO, self.token_limit)  # never more than the positions
-        return DataCollatorForTokenClassification(
-            self.processing_class(), pad_to_multiple_of=multiple
         )
