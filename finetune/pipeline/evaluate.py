@@ -26,12 +26,6 @@ from finetune.statistics.results import Statistics
 from finetune.training.arguments import argument_values
 from finetune.training.trainer import build_trainer
 
-#: Recipe options that are reset for other data: it is not split or corrected, and the format of its
-#: file may differ.
-_UNSET = (
-    *("dataset_revision", "dataset_config", "dataset_splits", "group_column", "time_column"),
-    *("time_format", "relabel", "exclude", "csv_separator", "encoding", "sheet"),
-)
 #: The groups of options that an evaluation has from the run.
 _GROUPS_OF_RUN = ("training", "model", "adapters", "teacher")
 
@@ -189,19 +183,22 @@ def _reading_options(
     run: Run, data: str, recipe: Recipe, reading: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the options of the recipe that other data is read with."""
-    defaults = {}
+    names = set()
+    options: dict[str, Any] = {}
     for option in dataclasses.fields(recipe):
-        if option.metadata.get("group") not in _GROUPS_OF_RUN:
-            defaults[option.name] = option.default
+        group = option.metadata.get("group")
+        if group not in _GROUPS_OF_RUN:
+            names.add(option.name)
+        if group in ("data", "splits"):  # it is not split or corrected, and its format may differ
+            options[option.name] = option.default
     reason = "not an option of this recipe for reading rows"
-    if unknown := [f"--{name}: {reason}" for name in reading.keys() - defaults]:
+    if unknown := [f"--{name}: {reason}" for name in reading.keys() - names]:
         raise UserError(*unknown)
     if isinstance(recipe, TextRecipe):
         text_columns = list(map(reading.get, ("text_column", "text_columns")))
         recipe.refuse_other_columns(run.path, *text_columns)
-    options: dict[str, Any] = {name: defaults[name] for name in _UNSET if name in defaults}
-    if formats.suffix(data) not in formats.SEPARATORS:
-        options["csv_quoting"] = "auto"
+    if formats.suffix(data) in formats.SEPARATORS:
+        del options["csv_quoting"]
     if "label_column" in reading:
         options["label_columns"] = None
     if isinstance(recipe, ImageRecipe) and Path(data).expanduser().is_dir():

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from finetune.runtime import activity, distributed
+from finetune.runtime.activity import Advanced as Advanced
+from finetune.runtime.activity import Noted as Noted
+from finetune.runtime.activity import emit as emit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,32 +38,6 @@ _FORMATS = {
 }
 #: How ``Trainer`` names the speeds of an evaluation; lines and scores leave them out.
 SPEED = ("runtime", "samples_per_second", "steps_per_second", "preparation_time")
-
-
-@dataclass(frozen=True)
-class Noted:
-    """A sentence for the user."""
-
-    sentence: str
-
-    def __str__(self) -> str:
-        return self.sentence
-
-
-@dataclass(frozen=True)
-class Advanced:
-    """Progress of long work."""
-
-    work: str
-    done: int
-    total: int | None  # None if unknown
-    unit: str = "rows"
-
-    def __str__(self) -> str:
-        share = ""
-        if self.total:
-            share = f" of {self.total:,} ({self.done / self.total:.0%})"
-        return f"{self.work}: {self.done:,}{share} {self.unit}"
 
 
 @dataclass(frozen=True)
@@ -140,25 +117,11 @@ def throttle(progress: Progress) -> Progress:
     return throttled
 
 
-def emit(event: Event) -> None:
-    """Report an event to the callback of :func:`reporting`."""
-    activity.listener.get()(event)
-
-
 @contextlib.contextmanager
 def reporting(progress: Progress) -> Iterator[None]:
     """Report what happens inside the block to ``progress``, from rank 0 only."""
     call = throttle(progress) if distributed.is_main_process() else ignore
-
-    def listen(*facts: Any) -> None:
-        if len(facts) > 1:
-            call(Advanced(*facts))
-        elif isinstance(facts[0], str):
-            call(Noted(*facts))
-        else:
-            call(facts[0])
-
-    token = activity.listener.set(listen)
+    token = activity.listener.set(call)
     try:
         yield
     finally:

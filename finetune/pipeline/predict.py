@@ -1,5 +1,6 @@
 """Predictions of new rows: rows in memory, a file of any size, or a stream."""
 
+import functools
 import reprlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -75,12 +76,9 @@ def predict(
     """
     request = _request(run, None, options, trust_recipe, Findings(), data=data)
     columns: dict[str, list[Any]] = {name: [] for name in request.added}
-    rows = 0
-    for _, chunk, added in _predict_chunks(request, request.chunks):
+    for _, _, added in _predict_chunks(request, request.chunks, progress):
         for name, values in columns.items():
             values += added.column(name).to_pylist()
-        rows += len(chunk)
-        progress(Advanced("predicted", rows, request.total))
     frame: pd.DataFrame = request.rows.assign(**columns)
     if isinstance(data, (pd.DataFrame, pd.Series)):
         frame.index = data.index
@@ -140,21 +138,18 @@ def predict_file(
     rows = before
     started = time.perf_counter()
 
-    def predicted(numbers: Iterable[int]) -> Iterator[tuple[int, Any, pa.Table]]:
+    def advance(event: Any) -> None:
         nonlocal rows
-        for number, chunk, added in _predict_chunks(request, numbers):
-            rows += len(chunk) * ranks.world_size  # the others have done about as many
-            if request.total:
-                rows = min(rows, request.total)
-            if ranks.rank == 0:
-                progress(Advanced("predicted", rows, request.total))
-            yield number, chunk, added
+        rows = event.done
+        progress(event)
 
     if parts is None:
-        write_rows(output, request, (chunk[1:] for chunk in predicted(request.chunks)))
+        chunks = _predict_chunks(request, request.chunks, advance)
+        write_rows(output, request, (chunk[1:] for chunk in chunks))
     else:
         numbers = request.chunks[ranks.rank :: ranks.world_size]
-        for number, _, added in predicted(n for n in numbers if n not in complete):
+        missing = [number for number in numbers if number not in complete]
+        for number, _, added in _predict_chunks(request, missing, advance, before):
             parts.write(number, added)
         distributed.gather(None)  # wait for the others
         distributed.leave_process_group()  # all at once: only rank 0 has work left
@@ -196,12 +191,8 @@ def _request(
         options = parse_options(values, report)
         run = Run.load(run, trust_recipe=trust_recipe)
         session = engine_session(run, options, workers=hardware.use_threads(None))
-        request = Request.build(run, source, output, options, session)
-        request.check_options(report)
-        frame = None
-        if source is None:
-            frame = _frame(data, list(request.choose_columns()))
-        request = request.open(frame)
+        to_frame = functools.partial(_frame, data)
+        request = Request(run, source, output, options, session, report, to_frame)
     report.raise_errors()
     return request
 
@@ -271,13 +262,15 @@ def _check_output(output: Path, source: str | Path, report: Findings) -> None:
 
 
 def _predict_chunks(
-    request: Request, numbers: Iterable[int]
+    request: Request, numbers: Iterable[int], progress: Progress, done: int = 0
 ) -> Iterator[tuple[int, Any, pa.Table]]:
     """Yield number and rows of chunks, and the columns that are added to them.
 
     Args:
-        request: With the rows of its input.
+        request: The request.
         numbers: Those of the chunks. All lines of the standard input are predicted.
+        progress: Called with each event, on rank 0.
+        done: The number of rows that are predicted already.
 
     Raises:
         UserError: If memory runs out, or if a row cannot be predicted.
@@ -298,7 +291,13 @@ def _predict_chunks(
         submitted = (chunk for chunk, _ in pairwise(chain(submitted, [None])))
     try:
         for number, chunk, values, submission in submitted:
-            yield number, chunk, request.added_columns(inference.logits(submission), values)
+            added = request.added_columns(inference.logits(submission), values)
+            done += len(chunk) * distributed.ranks().world_size  # the others have done as many
+            if request.total:
+                done = min(done, request.total)
+            if distributed.is_main_process():
+                progress(Advanced("predicted", done, request.total))
+            yield number, chunk, added
     except (MemoryError, torch.OutOfMemoryError) as error:
         tokens = inference.batch_tokens
         hint = f"try --batch_tokens {max(1, tokens // 4)}"

@@ -1,9 +1,7 @@
 """Check options, data, directory and machines, and tokenize, before a model is loaded."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from finetune.errors import UserError
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
 from finetune.pipeline.description import describe_configuration
-from finetune.recipe import Recipe, TextRecipe, defaults, teacher
+from finetune.recipe import Recipe, TextRecipe, defaults, scoring, teacher
 from finetune.recipe.catalog import display_name, origin
 from finetune.recipe.options import ModelOptions, rule_options
 from finetune.reporting import tracking
@@ -29,12 +27,11 @@ from finetune.runs.checkpoints import refuse_code
 from finetune.runs.directory import lock_directory, refuse_foreign_directory
 from finetune.runs.resumption import Resumption
 from finetune.runtime import activity, distributed, hub, versions
-from finetune.runtime.importing import describe_error
 from finetune.training import steps as training_steps
 from finetune.training.arguments import ArgumentValues
 
 #: Flags that may differ between machines.
-_MACHINE_FLAGS = {"output_dir", "resume_from_checkpoint", "resume", "num_threads"}
+_MACHINE_FLAGS = ("output_dir", "resume_from_checkpoint", "resume", "num_threads")
 
 
 @dataclass(frozen=True)
@@ -88,22 +85,23 @@ def prepare(settings: Settings) -> Prepared:
     settings.report.raise_errors()
     for note in resumed.notes:
         activity.say(note)
-    typed = settings.training
     settings = _with_stored_schedule(settings, resumed)
+    timed = settings  # with the epochs of a resumed run with --max_minutes
     is_timed = settings.values.max_minutes is not None and bool(resumed.configuration)
     if is_timed:
-        settings = with_epochs(settings, resumed.configuration["num_train_epochs"])
+        timed = with_epochs(settings, resumed.configuration["num_train_epochs"])
     recipe = settings.recipe
-    values = settings.values
-    schedule = defaults.describe(recipe, vars(values), settings.training)
+    values = timed.values
+    schedule = defaults.describe(recipe, vars(values), timed.training)
     for sentence in (*schedule, *versions.describe_untested()):
         recipe.note(sentence)
-    configuration = describe_configuration(settings)
+    configuration = describe_configuration(timed)
     differences = resumed.refuse_changes(configuration, values.allow_changed)
     is_done = resumed.finished and not resumed.extended_by(configuration)
     if is_timed and values.max_minutes != resumed.configuration["max_minutes"]:  # allowed
         is_timed = is_done = False
-        settings = _with_length(settings, typed)
+    else:
+        settings = timed
     if not is_done:
         resumed.require_state()
     if differences and not is_done and not settings.dry_run:
@@ -151,14 +149,9 @@ def _try_metrics(recipe: Recipe, metric_for_best_model: str) -> None:
     shape = (len(targets), recipe.kind.width)
     outputs = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     step = f"compute_metrics() of {display_name(type(recipe))}"
-    try:
-        scores = recipe.compute_metrics(EvalPrediction(outputs, targets))
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(describe_error(error, Path(origin(type(recipe))), step)) from error
-    if not isinstance(scores, dict) or not all(isinstance(s, Real) for s in scores.values()):
-        raise UserError(f"{step} returned {scores!r:.200}: expected a dict of numbers by name")
+    prediction = EvalPrediction(outputs, targets)
+    file = Path(origin(type(recipe)))
+    scores = scoring.call(lambda: recipe.compute_metrics(prediction), file, step)
     if (name := metric_for_best_model.removeprefix("eval_")) not in {*scores, "loss"}:
         names = ", ".join(scores)
         raise UserError(f"{step} returned {names}: expected {name}, the --metric_for_best_model")
@@ -186,16 +179,6 @@ def with_epochs(settings: Settings, epochs: float) -> Settings:
     return replace(settings, training=settings.training | length)
 
 
-def _with_length(settings: Settings, typed: Mapping[str, Any]) -> Settings:
-    """Return the settings with the number of epochs in ``typed``, if any."""
-    training = dict(settings.training)
-    for name in ("num_train_epochs", "max_steps"):
-        training.pop(name, None)
-        if name in typed:
-            training[name] = typed[name]
-    return replace(settings, training=training)
-
-
 def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:
     """Return new settings, with the numbers of a resumed run that are unset in this command."""
     names = defaults.unset_names(settings.recipe, settings.training)
@@ -204,6 +187,8 @@ def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:
     stored = {name: value for name, value in resumed.configuration.items() if name in names}
     if ignores_warmup(settings.values):  # if it were typed, it would be refused
         stored.pop("warmup_steps", None)
+    if settings.values.max_minutes is not None:  # the minutes decide
+        stored.pop("num_train_epochs", None)
     return replace(settings, training=settings.training | stored)
 
 
@@ -226,15 +211,12 @@ def _refuse_different_machines(prepared: Prepared) -> None:
     settings = prepared.settings
     facts = prepared.configuration | settings.training
     facts["the checkpoint of step"] = prepared.resumption.step
-    facts["--dry_run"] = settings.dry_run
+    facts["dry_run"] = settings.dry_run
     if Path(str(facts.get("model") or "-")).expanduser().exists():
         del facts["model"]  # its path may differ between machines; its files are compared
-    flags = vars(settings.recipe) | vars(settings.values)
-    compared = {}
-    for name, fact in facts.items():
-        if name not in _MACHINE_FLAGS:
-            compared[f"--{name}" if name in flags else name] = fact
-    first, *facts_of_others = distributed.gather(compared)
+    for name in _MACHINE_FLAGS:
+        facts.pop(name, None)
+    first, *facts_of_others = distributed.gather(facts)
     for rank, other in enumerate(facts_of_others, start=1):
         mistakes = []
         for name in first | other:
@@ -319,10 +301,9 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> bool:
         with report.collect():
             for model in teacher.open_teachers(recipe):
                 model.report_held_out_rows(recipe)
-        with report.collect():
-            _ = recipe.unlabelled_rows
-        with report.collect():
-            _ = recipe.soft_labels
+        for name in ("unlabelled_rows", "soft_labels"):
+            with report.collect():
+                getattr(recipe, name)
         if not has_model:  # transformers would try to download it for half a minute
             return True
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:

@@ -4,13 +4,12 @@ All inputs but the standard input are a table that is read in chunks of consecut
 processes share the chunks, and an interrupted prediction continues with the next one.
 """
 
-import functools
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,10 +25,9 @@ from finetune.errors import Findings, UserError, counted, suggestion
 from finetune.models import cpu
 from finetune.predicting import FILES, READING, Options
 from finetune.predicting.inference import Session
-from finetune.recipe import ImageRecipe, Recipe, TextRecipe, TokenRecipe
+from finetune.recipe import ImageRecipe, TextRecipe, TokenRecipe
 from finetune.recipe.run import Run
 from finetune.runtime import distributed, formats, hardware
-from finetune.tasks.base import Task
 
 STANDARD_INPUT = "-"
 #: Enough rows to sort by length, few enough to hold in memory and to predict again.
@@ -63,9 +61,8 @@ def parse_options(values: Mapping[str, Any], report: Findings) -> Options:
     return options
 
 
-@dataclass(frozen=True)
 class Request:
-    """What a run predicts: first what the user asked for, then with the rows of the input.
+    """What a run predicts: rows, the columns that it reads of them, and those that it adds.
 
     Attributes:
         run: It has a model.
@@ -73,94 +70,109 @@ class Request:
         task: That of the run.
         options: With a precision and kernels.
         path: The file or folder of the input.
+        folder: The folder that paths of images are relative to.
         kind: The suffix of a file of rows; else ``frame`` (of rows in memory), ``-`` or ``folder``
             (of images, or a single one).
         name: What messages call the input.
         suffix: The format that is written: a suffix, or ``a frame``.
         session: That of an engine; None for torch.
-        rows: A table of pyarrow, or of pandas if it is in memory; none of the standard input.
+        rows: A table of pyarrow, or of pandas if it is in memory; empty for the standard input.
         columns_read: The columns that the model reads, with the option that names each.
         added: The names of the added columns, which the input does not have.
         columns: The names of all columns.
         file_facts: How a file was read.
+
+    Args:
+        run: The run that predicts.
+        source: A file, a folder, ``-``, or None for rows in memory.
+        output: The file to write, if it is one.
+        options: Those of :func:`parse_options`.
+        session: That of the engine in the options; None for torch.
+        report: Gets flags that have no effect.
+        to_frame: Returns the rows in memory as a frame; takes the names of columns of texts.
+
+    Raises:
+        UserError: If the input cannot be read, or lacks a column.
     """
 
-    run: Run
-    recipe: Recipe
-    task: Task[Any]
-    options: Options
-    path: Path
-    kind: str
-    name: str
-    suffix: str
-    session: Session | None
-    rows: Any = ()
-    columns_read: Mapping[str, str] = field(default_factory=dict)
-    added: Sequence[str] = ()
-    columns: Sequence[str] = ()
-    file_facts: Sequence[str] = ()
-
-    @classmethod
-    def build(
-        cls,
+    def __init__(
+        self,
         run: Run,
         source: str | Path | None,
         output: Path | None,
         options: Options,
         session: Session | None,
-    ) -> Self:
-        """Return the request of a user; its input is not read.
-
-        Args:
-            run: The run that predicts.
-            source: A file, a folder, ``-``, or None for rows in memory.
-            output: The file to write, if it is one.
-            options: Those of :func:`parse_options`.
-            session: That of the engine in the options; None for torch.
-        """
+        report: Findings,
+        to_frame: Callable[[list[str]], pd.DataFrame],
+    ) -> None:
         run.require_model()
-        recipe = run.recipe(scores=False)
-        path = Path(source or "").expanduser()
-        kind = formats.suffix(path)
-        name = str(path)
+        self.run, self.session = run, session
+        self.recipe = run.recipe(scores=False)
+        self.task = run.kind
+        self.path = Path(source or "").expanduser()
+        self.folder = self.path if self.path.is_dir() else self.path.parent
+        self.kind = formats.suffix(self.path)
+        self.name = str(self.path)
         if source is None:
-            kind, name = "frame", "the data"
+            self.kind, self.name = "frame", "the data"
         elif str(source) == STANDARD_INPUT:
-            kind, name = STANDARD_INPUT, "the standard input"
-        elif kind not in read.READABLE or path.is_dir():
-            kind = "folder"
-        suffix = output.suffix if output else _FORMATS.get(kind, ".csv")
+            self.kind, self.name = STANDARD_INPUT, "the standard input"
+        elif self.kind not in read.READABLE or self.path.is_dir():
+            self.kind = "folder"
+        self.suffix = output.suffix if output else _FORMATS.get(self.kind, ".csv")
         precision = "fp32"
         # bf16 changes probabilities by less than 0.02, but leaves a regression with three digits
-        is_classifier = run.kind.has_probabilities and isinstance(recipe, TextRecipe)
+        is_classifier = self.task.has_probabilities and isinstance(self.recipe, TextRecipe)
         if session is None and is_classifier and hardware.prefers_bf16(distributed.device().type):
             precision = "bf16"
-        options = replace(
+        self.options = replace(
             options,
             precision=options.precision or precision,
             cpu_kernels=options.cpu_kernels or run.manifest.arguments.get("cpu_kernels", "auto"),
         )
-        return cls(run, recipe, run.kind, options, path, kind, name, suffix, session)
+        self._check_options(report)
+        self.file_facts: list[str] = []
+        self.rows: Any
+        if source is None:
+            self.rows = to_frame(list(self._choose_columns())).reset_index(drop=True)
+            names = list(self.rows)
+        else:
+            self.rows = self._read()
+            names = self.rows.column_names
+        self.columns_read = self._choose_columns(list(filter(self._can_read, names)))
+        for column, flag in self.columns_read.items():
+            if column not in names:
+                raise UserError(
+                    f"--{flag}: no column '{column}' in {self.name}{suggestion(column, names)} "
+                    f"(available: {', '.join(map(str, names))})"
+                )
+        self.added: list[str] = []
+        for name in self._predicted(np.zeros((0, self.task.width), np.float32), ()):
+            while name in names:
+                name = f"predicted {name}"
+            self.added.append(name)
+        self.columns = [*names, *self.added]
 
-    def check_options(self, report: Findings) -> None:
+    def _check_options(self, report: Findings) -> None:
         """Report flags that have no effect on this input, output and model."""
-        options, run = self.options, self.run
+        options = self.options
         is_image = isinstance(self.recipe, ImageRecipe)
         unused = {"text_column", "text_columns"} if is_image else {"image_column"}
         if self.kind not in read.READABLE:
             unused |= set(FILES)
         if flags := [f"--{name}" for name in READING if name in unused and getattr(options, name)]:
-            report.error(f"{', '.join(flags)}: not for {self.name} and the model of {run.path}")
+            report.error(
+                f"{', '.join(flags)}: not for {self.name} and the model of {self.run.path}"
+            )
         if options.csv_safe and self.suffix not in formats.SEPARATORS:
             report.error(f"--csv_safe: the output is {self.suffix}; expected .csv or .tsv")
-        if options.all_probabilities and not self.task.has_probabilities:
-            report.error("--all_probabilities: the run predicts a number, it has no classes")
-        elif options.all_probabilities and self.task.labels_words:
-            report.error("--all_probabilities: the run predicts entities")
-        if options.calibrated and run.manifest.temperature is None:
-            report.error(f"--calibrated: {run.path} has no temperature")
+        has_classes = self.task.has_probabilities and not self.task.labels_words
+        if options.all_probabilities and not has_classes:
+            report.error(f"--all_probabilities: not for the task {self.task.name}")
+        if options.calibrated and self.run.manifest.temperature is None:
+            report.error(f"--calibrated: {self.run.path} has no temperature")
 
-    def choose_columns(self, names: Sequence[str] = ()) -> dict[str, str]:
+    def _choose_columns(self, names: Sequence[str] = ()) -> dict[str, str]:
         """Return the columns that the model reads, with the option that names them.
 
         They are those asked for, else those of the run if they are in ``names``, else usual ones.
@@ -180,55 +192,18 @@ class Request:
         default = next((name for name in usual if name in names), recipe.input_column)
         return {getattr(self.options, option) or default: option}
 
-    def open(self, frame: pd.DataFrame | None = None) -> Self:
-        """Return the request with the rows of its input, or those of ``frame``.
-
-        Raises:
-            UserError: If the input cannot be read, or lacks a column.
-        """
-        rows: Any
-        file_facts: list[str] = []
-        if frame is None:
-            rows = self._read(file_facts)
-            names = rows.column_names
-        else:
-            rows = frame.reset_index(drop=True)
-            names = list(rows)
-        columns_read = self.choose_columns(
-            list(filter(functools.partial(self._can_read, rows), names))
-        )
-        for column, flag in columns_read.items():
-            if column not in names:
-                raise UserError(
-                    f"--{flag}: no column '{column}' in {self.name}{suggestion(column, names)} "
-                    f"(available: {', '.join(map(str, names))})"
-                )
-        added = []
-        for name in self._predicted(np.zeros((0, self.task.width), np.float32), ()):
-            while name in names:
-                name = f"predicted {name}"
-            added.append(name)
-        return replace(
-            self,
-            rows=rows,
-            columns_read=columns_read,
-            added=added,
-            columns=[*names, *added],
-            file_facts=file_facts,
-        )
-
-    def _can_read(self, rows: Any, column: str) -> bool:
+    def _can_read(self, column: str) -> bool:
         """Return whether a column may be one of texts or words, not one of objects as of spans."""
         if self.task.labels_words:
-            for cell in cells(rows[:CHUNK_ROWS], column):
+            for cell in cells(self.chunk(0), column):
                 if isinstance(cell, list) and not set(map(type, cell)) <= {str}:
                     return False
         return True
 
-    def _read(self, facts: list[str]) -> pa.Table:
-        """Return the rows, those of a file from the cache; add to the facts how it was read."""
+    def _read(self) -> pa.Table:
+        """Return the rows, those of a file from the cache."""
         if self.kind == STANDARD_INPUT:
-            return pa.schema([(name, pa.string()) for name in self.choose_columns()]).empty_table()
+            return pa.schema([(name, pa.string()) for name in self._choose_columns()]).empty_table()
         path = read.existing(self.name)
         if self.kind == "folder":
             return self._list_images(path)
@@ -236,7 +211,7 @@ class Request:
         options = {name.removeprefix("csv_"): getattr(self.options, name) for name in FILES}
         options["quoting"] = options["quoting"] or recorded.get("csv_quoting") or "auto"
         file = read.read_file(path, ReadOptions(**options))
-        facts += [f"{path.name}: {fact}" for fact in file.facts]
+        self.file_facts += [f"{path.name}: {fact}" for fact in file.facts]
         table = file.rows.data.table
         binary = set(table.column_names) - set(without_bytes(table).column_names)
         if binary and self.suffix != ".parquet":
@@ -253,11 +228,6 @@ class Request:
                 f"({', '.join(IMAGES)})"
             )
         return pa.table({"file": sorted(names)})
-
-    @property
-    def folder(self) -> Path:
-        """The folder that paths of images are relative to."""
-        return self.path if self.path.is_dir() else self.path.parent
 
     @property
     def reads_images(self) -> bool:

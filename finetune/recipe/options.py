@@ -146,7 +146,6 @@ class ModelOptions:
     )
 
 
-
 @dataclasses.dataclass(kw_only=True)
 class TextOptions(ModelOptions):
     """Options of text recipes: labels, text columns and long texts."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,16 +160,34 @@ class Scoring:
         if task.positive_name and _is_binary(module, options):
             options = {"pos_label": task.labels.index(task.positive_name), **options}
         inputs = _inputs(metric, title, task, prediction)
-        try:
-            scores: Any = metric.compute(**inputs, **options)
-        except (Exception, SystemExit) as error:
-            raise UserError(describe_error(error, path, title)) from error
-        numbers = list(scores.values()) if isinstance(scores, Mapping) else []
-        if not numbers or not all(isinstance(number, Real) for number in numbers):
-            raise UserError(f"{title} returned {scores!r:.200}: expected a dict of numbers by name")
-        if len(numbers) == 1 and not (is_path(module) and name == path.stem):
-            return {name: float(numbers[0])}
-        return {str(key): float(score) for key, score in scores.items()}
+        scores = call(lambda: metric.compute(**inputs, **options), path, title)
+        if not scores:
+            raise UserError(f"{title} returned no numbers: expected a dict of numbers by name")
+        if len(scores) == 1 and not (is_path(module) and name == path.stem):
+            return {name: next(iter(scores.values()))}
+        return scores
+
+
+def call(compute: Callable[[], Any], path: Path, title: str) -> dict[str, float]:
+    """Return the scores that a function in a file computes.
+
+    Args:
+        compute: Calls it.
+        path: The file.
+        title: What messages call the function.
+
+    Raises:
+        UserError: If it fails, or does not return numbers by name.
+    """
+    try:
+        scores = compute()
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(describe_error(error, path, title)) from error
+    if not isinstance(scores, Mapping) or not all(isinstance(s, Real) for s in scores.values()):
+        raise UserError(f"{title} returned {scores!r:.200}: expected a dict of numbers by name")
+    return {str(name): float(score) for name, score in scores.items()}
 
 
 def _is_binary(module: str, options: Mapping[str, Any]) -> bool:
