@@ -36,35 +36,25 @@ _BEST = "load_best_model_at_end"
 _FINAL, _FINAL_EPOCHS = "final_epochs", 3.0
 
 
-def resolve(
-    rows: int,
-    outputs: int,
-    parameters: int,
-    step_rows: int | None,
-    *,
-    adapter: bool,
-    head_only: bool,
-) -> dict[str, Any]:
+def _resolve(recipe: Any, step_rows: int) -> dict[str, Any]:
     """Return the values of :data:`~finetune.training.options.SCHEDULE`.
 
     Args:
-        rows: The number of training rows.
-        outputs: The number of classes, labels or targets.
-        parameters: The number of parameters of the model without its embeddings.
-        step_rows: The rows of an optimizer step; None if they are counted in tokens.
-        adapter: Whether only an adapter and the head are trained.
-        head_only: Whether only the head is trained.
+        recipe: The recipe, whose rows are loaded.
+        step_rows: The rows of an optimizer step.
     """
+    from finetune.models import families
+
+    rows = _count_rows(recipe)
+    parameters = families.count_layer_parameters(recipe.model_config)
     rate = next(rate for size, rate in _RATES if parameters <= size * 1e6)
-    if adapter:
+    if recipe.adapter is not None:
         rate *= _ADAPTER_FACTOR
-    if head_only:
+    if recipe.freeze == "base":
         rate = _HEAD_ONLY_RATE
-    steps = _STEPS + _STEPS_OF_OUTPUT * outputs
-    epochs = math.ceil(steps * (step_rows or _STEP_ROWS) / rows)
-    epochs = min(max(epochs, _MIN_EPOCHS), _MAX_EPOCHS)
-    epoch_steps = max(1, rows // (step_rows or _STEP_ROWS))
-    epochs = max(epochs, math.ceil(MIN_STEPS / epoch_steps))
+    steps = _STEPS + _STEPS_OF_OUTPUT * recipe.kind.width
+    epochs = min(max(math.ceil(steps * step_rows / rows), _MIN_EPOCHS), _MAX_EPOCHS)
+    epochs = max(epochs, math.ceil(MIN_STEPS / max(1, rows // step_rows)))
     return {"learning_rate": rate, "num_train_epochs": float(epochs), "warmup_steps": _WARMUP}
 
 
@@ -131,8 +121,8 @@ def _count_rows(recipe: Recipe) -> int:
 def with_schedule(
     recipe: Any, defaults: dict[str, Any], typed: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return training arguments with the values of :func:`resolve`, and with the precision that the
-    model needs, if it is a pretrained one.
+    """Return training arguments with the values of :func:`_resolve`, and with the precision that
+    the model needs, if it is a pretrained one.
 
     Args:
         recipe: The recipe, whose rows are loaded.
@@ -153,14 +143,7 @@ def with_schedule(
     if _BATCH in names:
         defaults[_BATCH] = min(_SMALL_BATCH, len(recipe.splits["train"]))
     values = argument_values(defaults, typed)
-    resolved = resolve(
-        _count_rows(recipe),
-        recipe.kind.width,
-        families.count_layer_parameters(config),
-        values.global_batch_size,
-        adapter=recipe.adapter is not None,
-        head_only=recipe.freeze == "base",
-    )
+    resolved = _resolve(recipe, values.global_batch_size or _STEP_ROWS)
     if 0 < values.max_steps < _MIN_STEPS_TO_WARM:
         resolved["warmup_steps"] = 0
     if "num_train_epochs" in names:  # those of the table, which end well without a choice

@@ -7,7 +7,6 @@ from typing import Any
 from finetune.data.comma_list import split_values
 from finetune.rules.options import Mistakes, Options
 
-_ROWS = ("a number of rows, 1 or more", lambda rows: rows >= 1)
 _SPLIT = (
     "a share above 0 and below 1, or a number of rows, 2 or more",
     lambda size: 0 < size < 1 or (size >= 2 and size % 1 == 0),
@@ -21,8 +20,8 @@ _NUMBER = (  # of an option that is a number, if it is not in the table
 _COUNT = ("1 or more", lambda number: number >= 1)
 #: What is expected of an option, for messages, and a test of a value of the right type.
 _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "train_samples": _ROWS,
-    "eval_samples": _ROWS,
+    "train_samples": _COUNT,
+    "eval_samples": _COUNT,
     "test_size": _SPLIT,
     "validation_size": _SPLIT,
     "time_format": (
@@ -35,7 +34,7 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "teacher_temperature": _POSITIVE,
     "label_separator": ("a character such as ';'", bool),
     "max_length": ("at least 3 tokens", lambda tokens: tokens >= 3),
-    "preprocessing_num_workers": ("1 process or more", lambda processes: processes >= 1),
+    "preprocessing_num_workers": _COUNT,
     "hidden_dropout": _SHARE,
     "attention_dropout": _SHARE,
     "crop_scale": ("a share of the area, above 0, at most 1", lambda share: 0 < share <= 1),
