@@ -110,11 +110,12 @@ class Settings:
         words = [f"{name}={value!r}" for name, value in keywords.items()]
         command = f"finetune.train({', '.join([repr(catalog.origin(parser.recipe)), *words])})"
         settings = cls._resolve(parser, keywords, command)
-        if (number := settings.user_options.get("num_processes")) is not None:
-            settings.report.error(
-                f"num_processes={number} is for the command line: leave it out, and call "
-                f"finetune.launch(recipe, num_processes={number}, ...)"
-            )
+        for name in ("dry_run", "num_processes"):
+            if settings.user_options.get(name):
+                settings.report.error(
+                    f"{name} is for the command line: leave it out; in Python there are "
+                    "recipe.prepared, and finetune.launch(recipe, num_processes=N, ...)"
+                )
         return dataclasses.replace(settings, typed=options)
 
     @classmethod

@@ -81,12 +81,8 @@ def of_run(name: str, manifest: Path) -> type[Recipe]:
     Raises:
         UserError: If the recipe is neither installed nor imported by this process.
     """
-    if _is_file(name):
+    if name.endswith(".py"):
         refuse_untrusted([Path(name)], "recipe", manifest)
-    elif name not in (names := summaries()):
-        raise UserError(
-            f"{manifest}: the recipe '{name}' is not installed (available: {', '.join(names)})"
-        )
     return find(name)
 
 

@@ -7,7 +7,6 @@ others may write to.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from pathlib import Path
@@ -64,8 +63,10 @@ class Scoring:
         for name, options in arguments.items():
             module = str(options.get(MODULE, name))
             if is_path(module):
-                path = Path(os.path.abspath(Path(module).expanduser()))
-                path = (path if path.suffix == ".py" else path / f"{path.name}.py").resolve()
+                path = Path(module).expanduser().absolute()
+                if path.suffix != ".py":
+                    path /= f"{path.name}.py"
+                path = path.resolve()
                 self.arguments[name] = {**options, MODULE: str(path)}
                 if not path.is_file():
                     mistakes.append(f"--metrics {module}: no such file: {path_below_cwd(path)}")
