@@ -111,7 +111,8 @@ class Settings:
         command = f"finetune.train({', '.join([repr(catalog.origin(parser.recipe)), *words])})"
         settings = cls._resolve(parser, keywords, command)
         for name in ("dry_run", "num_processes"):
-            if settings.user_options.get(name):
+            value = settings.user_options.get(name)
+            if value is not None and value is not False:
                 settings.report.error(
                     f"{name} is for the command line: leave it out; in Python there are "
                     "recipe.prepared, and finetune.launch(recipe, num_processes=N, ...)"

@@ -6,12 +6,9 @@ from finetune.rules.options import Mistakes, Options
 from finetune.runtime import DISTRIBUTION
 
 
-def _require_package(options: Options) -> Mistakes:
+def _require_adapter(options: Options) -> Mistakes:
     if options.adapter is not None and find_spec("peft") is None:
         yield f"--adapter lora needs peft: pip install '{DISTRIBUTION}[adapters]'"
-
-
-def _require_adapter(options: Options) -> Mistakes:
     if options.adapter is not None and options.freeze:
         yield f"--freeze {options.freeze}: --adapter lora freezes all but the head"
     for name, value in options.typed.items():
@@ -19,4 +16,4 @@ def _require_adapter(options: Options) -> Mistakes:
             yield f"--{name} {value}: needs --adapter lora"
 
 
-RULES = (_require_package, _require_adapter)
+RULES = (_require_adapter,)

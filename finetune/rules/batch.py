@@ -7,13 +7,10 @@ from finetune.runtime import distributed
 BATCH_SIZES = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_batch")
 
 
-def _refuse_two_batch_sizes(options: Options) -> Mistakes:
+def _require_equal_shares(options: Options) -> Mistakes:
     sizes = [name for name in BATCH_SIZES if options.typed.get(name)]
     if len(sizes) > 1:
         yield f"--{' and --'.join(sizes)} are mutually exclusive: give one"
-
-
-def _require_equal_shares(options: Options) -> Mistakes:
     rows = options.global_batch_size
     devices = distributed.devices_in_training(options.use_cpu)
     accumulation_steps = options.gradient_accumulation_steps
@@ -42,4 +39,4 @@ def _require_sampling(options: Options) -> Mistakes:
         yield f"--class_sampling balanced draws rows: it needs {flags}"
 
 
-RULES = (_refuse_two_batch_sizes, _require_equal_shares, _require_sampling)
+RULES = (_require_equal_shares, _require_sampling)

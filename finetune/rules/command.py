@@ -10,12 +10,9 @@ def _refuse_length_beside_minutes(options: Options) -> Mistakes:
             yield f"--max_minutes and --{name} are mutually exclusive: give one"
 
 
-def _refuse_sharded_adapter(options: Options) -> Mistakes:
+def _refuse_fsdp_and_adapters(options: Options) -> Mistakes:
     if options.adapter is not None and uses_fsdp(options):
         yield "--adapter lora is not supported with --fsdp: use DistributedDataParallel"
-
-
-def _refuse_final_epochs(options: Options) -> Mistakes:
     if options.final_epochs and (options.adapter is not None or uses_fsdp(options)):
         yield f"--final_epochs {options.final_epochs:g}: not supported with --adapter and with FSDP"
 
@@ -36,9 +33,4 @@ def _refuse_refit(options: Options) -> Mistakes:
         yield f"--refit: {options.lr_scheduler_type} needs evaluations, and a refit has none"
 
 
-RULES = (
-    _refuse_length_beside_minutes,
-    _refuse_sharded_adapter,
-    _refuse_final_epochs,
-    _refuse_refit,
-)
+RULES = (_refuse_length_beside_minutes, _refuse_fsdp_and_adapters, _refuse_refit)

@@ -10,15 +10,12 @@ _COLUMNS = (
 )
 
 
-def _refuse_unread_dataset(options: Options) -> Mistakes:
+def _require_source(options: Options) -> Mistakes:
     if options.dataset and "load" in options.overridden and "dataset" not in options.overridden:
         yield (
             f"--dataset {options.dataset}: the recipe loads its own data; if its load() reads "
             "self.dataset, declare `dataset: str = ...` in the class"
         )
-
-
-def _require_columns(options: Options) -> Mistakes:
     for name, other in _COLUMNS:
         other_value = getattr(options, other)
         if name in options.typed and other_value is not None:
@@ -28,12 +25,9 @@ def _require_columns(options: Options) -> Mistakes:
         yield f"--time_format {options.time_format}: needs --time_column NAME"
 
 
-def _refuse_windows_of_several_texts(options: Options) -> Mistakes:
+def _require_one_text(options: Options) -> Mistakes:
     if options.text_columns and options.long_texts == "windows":
         yield "--long_texts windows: needs a single --text_column, not --text_columns"
-
-
-def _refuse_head_tail(options: Options) -> Mistakes:
     if options.truncation != "head_tail":
         return
     if options.text_columns or options.long_texts == "windows":
@@ -43,9 +37,4 @@ def _refuse_head_tail(options: Options) -> Mistakes:
             yield f"--truncation head_tail: the recipe overrides {name}()"
 
 
-RULES = (
-    _refuse_unread_dataset,
-    _require_columns,
-    _refuse_windows_of_several_texts,
-    _refuse_head_tail,
-)
+RULES = (_require_source, _require_one_text)

@@ -24,21 +24,15 @@ def recomputes(arguments: SimpleNamespace | TrainingArguments) -> bool:
     return any(getattr(arguments, name, False) for name in names)
 
 
-def _require_time_to_save(options: Options) -> Mistakes:
+def _require_launch(options: Options) -> Mistakes:
     seconds = options.grace_seconds
     if seconds > 25 and "TORCHELASTIC_RUN_ID" in os.environ:
         yield f"--grace_seconds {seconds:g}: torchrun kills after 30 seconds; expected 25 or less"
-
-
-def _require_gpu_for_each_process(options: Options) -> Mistakes:
     ranks = distributed.ranks()
     gpus = torch.accelerator.device_count()
     if ranks.world_size > 1 and not options.use_cpu and ranks.local_world_size > gpus:
         count = f"{ranks.local_world_size} processes on a machine with {gpus} GPUs"
         yield f"{count}: each needs its own; start {gpus}, or add --use_cpu"
-
-
-def _require_devices_to_shard(options: Options) -> Mistakes:
     if uses_fsdp(options) and (options.use_cpu or options.save_on_each_node):
         flags = "accelerators and a shared --output_dir: no --use_cpu, no --save_on_each_node"
         yield f"--fsdp (or FSDP in the accelerate config) needs {flags}"
@@ -57,14 +51,11 @@ def _require_precision(options: Options) -> Mistakes:
         yield "--fp16_full_eval and --bf16_full_eval: not supported with --fsdp; use --precision"
 
 
-def _require_liger_kernel(options: Options) -> Mistakes:
+def _require_libraries(options: Options) -> Mistakes:
     if options.use_liger_kernel and options.use_cpu:
         yield "--use_liger_kernel: its kernels need a GPU"
     elif options.use_liger_kernel and find_spec("liger_kernel") is None:
         yield "--use_liger_kernel: not installed: pip install liger-kernel"
-
-
-def _require_backend(options: Options) -> Mistakes:
     backend = options.ddp_backend
     if backend and not torch.distributed.is_backend_available(backend):
         yield f"--ddp_backend {backend}: this build of torch does not have it"
@@ -72,11 +63,4 @@ def _require_backend(options: Options) -> Mistakes:
         yield f"--ddp_backend {backend}: needs accelerators; on CPUs expected gloo"
 
 
-RULES = (
-    _require_time_to_save,
-    _require_gpu_for_each_process,
-    _require_devices_to_shard,
-    _require_precision,
-    _require_liger_kernel,
-    _require_backend,
-)
+RULES = (_require_launch, _require_precision, _require_libraries)

@@ -17,13 +17,10 @@ _NOT_FOR_WORDS = (
 )
 
 
-def _refuse_repeated_class(options: Options) -> Mistakes:
+def _refuse_unused(options: Options) -> Mistakes:
     order = split_values(options.label_order or "")
     if len(set(order)) < len(order):
         yield f"--label_order {options.label_order}: expected each class once"
-
-
-def _refuse_unused(options: Options) -> Mistakes:
     if options.metrics and "compute_metrics" in options.overridden:
         yield f"--metrics {options.metrics}: the recipe overrides compute_metrics()"
     if options.loss_function and "loss" in options.overridden:
@@ -51,4 +48,4 @@ def _require_teacher(options: Options) -> Mistakes:
             yield f"--{name} {options.typed[name]}: needs --teacher RUN"
 
 
-RULES = (_refuse_repeated_class, _refuse_unused, _refuse_for_words, _require_teacher)
+RULES = (_refuse_unused, _refuse_for_words, _require_teacher)
