@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import DatasetDict
 
 from finetune.data import columns, memory
 from finetune.data.digests import fingerprint, seen_in
@@ -100,19 +100,18 @@ def evaluate(
     )
 
     def prepare() -> tuple[Recipe, int | None, list[str]]:
-        notes = [run.unfinished] if run.unfinished else []
         options = {**manifest.options, "model": None, "unlabelled": None}
         if data is not None:
             options = {"dataset": data}
         hub.require(options)
         if data is None:
             _require_same_data(run, recipe)
-            return recipe.with_values(prepared=recipe.prepared), None, notes
+            return recipe.with_values(prepared=recipe.prepared), None, []
         try:
-            evaluated = _read_rows(run, data, recipe, reading, notes)
+            evaluated = _read_rows(run, data, recipe, reading)
         except UserError as error:
             raise UserError(*(f"{source}: {mistake}" for mistake in error.mistakes)) from error
-        return evaluated, _count_trained_on(run, recipe, evaluated.splits["test"], notes), notes
+        return evaluated, _count_trained_on(run, recipe, evaluated), evaluated.notes
 
     with reporting(progress):
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
@@ -126,6 +125,8 @@ def evaluate(
         )
         output = trainer.predict(evaluated.prepared["test"])
         distributed.leave_process_group()
+    if run.unfinished:
+        notes.insert(0, run.unfinished)
     rows = len(evaluated.splits["test"])
     metrics = scores(evaluated, "test", output, "test_")
     if data is None:
@@ -143,12 +144,8 @@ def _require_same_data(run: Run, recipe: Recipe) -> None:
         )
 
 
-def _read_rows(
-    run: Run, data: str, recipe: Recipe, reading: dict[str, Any], notes: list[str]
-) -> Recipe:
-    """Return the recipe with the rows of ``data``: its test, else validation, else train split."""
-    from datasets import DatasetDict
-
+def _read_rows(run: Run, data: str, recipe: Recipe, reading: dict[str, Any]) -> Recipe:
+    """Return a recipe with the rows of ``data``: its test, else validation, else train split."""
     options = _reading_options(run, data, recipe, reading)
     source = replace(recipe, **options)
     other_split = ""
@@ -165,16 +162,15 @@ def _read_rows(
     dataset = number_rows(dataset)
     columns.require_labelled(dataset, recipe.input_column, source.report)
     split = next(name for name in SPLITS[::-1] if name in dataset)
-    notes += source.notes
     if other_split or len(dataset) > 1:
-        notes.append(f"evaluated the {other_split or split} split")
+        source.note(f"evaluated the {other_split or split} split")
     if not len(rows := dataset[split]):
         raise UserError("expected one labelled row or more, found no rows")
     rows = recipe.kind.match_labels(rows, split, source.report)
-    # weights are for training, and the data may lack a class that has one
     splits = DatasetDict(dict.fromkeys(SPLITS, rows))
     loaded = Loaded(splits, recipe.kind, source.report.facts)
-    evaluated = replace(recipe, class_weights="none").with_values(loaded=loaded)
+    # weights are for training, and the data may lack a class that has one
+    evaluated = source.with_values(loaded=loaded, weights=None)
     prepared = evaluated.prepare(DatasetDict(test=rows))["test"]
     return evaluated.with_values(prepared=DatasetDict(dict.fromkeys(SPLITS, prepared)))
 
@@ -207,8 +203,9 @@ def _reading_options(
     return options
 
 
-def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) -> int | None:
-    """Return how many rows are also in the training set of the run, with any label."""
+def _count_trained_on(run: Run, recipe: Recipe, evaluated: Recipe) -> int | None:
+    """Return how many evaluated rows are also in the training set of the run, with any label."""
+    rows = evaluated.splits["test"]
     try:
         if missing := hub.missing({**run.manifest.options, "model": None}):
             raise UserError(f"{' and '.join(missing.values())} is not in the cache")
@@ -216,7 +213,9 @@ def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str])
         unlabelled = teacher.unlabelled_rows(recipe, run.manifest.options.get("unlabelled"))
     except (UserError, OSError) as error:
         reason = str(error).partition("\n")[0]
-        notes.append(f"cannot check whether the model was trained on some of these rows: {reason}")
+        evaluated.note(
+            f"cannot check whether the model was trained on some of these rows: {reason}"
+        )
         return None
     is_seen = seen_in(rows, recipe.splits["train"], recipe.input_column)
     if run.manifest.saw_validation:
@@ -225,7 +224,7 @@ def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str])
         is_seen |= seen_in(rows, unlabelled, recipe.input_column)
     count = int(is_seen.sum())
     if count:
-        notes.append(
+        evaluated.note(
             f"the model was trained on {count:,} of the {counted(len(rows), 'row')} evaluated, so "
             "the scores are too good: remove these rows from the file, or use other data"
         )
