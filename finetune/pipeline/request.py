@@ -7,9 +7,9 @@ processes share the chunks, and an interrupted prediction continues with the nex
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -22,12 +22,12 @@ from finetune.data.labels import parse_list
 from finetune.data.prediction_columns import without_bytes
 from finetune.data.read_text import ReadOptions, refuse_half_characters
 from finetune.errors import Findings, UserError, counted, suggestion
-from finetune.models import cpu
 from finetune.predicting import FILES, READING, Options
 from finetune.predicting.inference import Session
 from finetune.recipe import ImageRecipe, TextRecipe, TokenRecipe
 from finetune.recipe.run import Run
 from finetune.runtime import distributed, formats, hardware
+from finetune.training.options import find_type_mistake
 
 STANDARD_INPUT = "-"
 #: Enough rows to sort by length, few enough to hold in memory and to predict again.
@@ -40,22 +40,20 @@ _FORMATS = {
     STANDARD_INPUT: ".tsv",
     "frame": "a frame",
 }
-_CHOICES = {
-    "csv_quoting": formats.QUOTING,
-    "precision": ("fp32", "bf16"),
-    "cpu_kernels": cpu.CHOICES,
-}
 
 
 def parse_options(values: Mapping[str, Any], report: Findings) -> Options:
     """Return options of a prediction; report unknown names and values."""
-    names = [option.name for option in fields(Options)]
-    if unknown := [name for name in values if name not in names]:
-        report.error(f"unknown option {', '.join(unknown)} (available: {', '.join(names)})")
-    for name, choices in _CHOICES.items():
-        if values.get(name) not in (None, *choices):
-            report.error(f"--{name} {values[name]}: expected {' or '.join(choices)}")
-    options = Options(**{name: value for name, value in values.items() if name in names})
+    hints = get_type_hints(Options)
+    typed = {}
+    for name, value in values.items():
+        if name not in hints:
+            report.error(f"unknown option {name} (available: {', '.join(hints)})")
+        elif mistake := find_type_mistake(f"--{name}", value, hints[name]):
+            report.error(mistake)
+        else:
+            typed[name] = value
+    options = Options(**typed)
     if options.batch_tokens is not None and options.batch_tokens < 1:
         report.error(f"--batch_tokens {options.batch_tokens}: expected 1 or more")
     return options

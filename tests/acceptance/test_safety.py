@@ -27,6 +27,7 @@ import pytest
 import xxhash
 
 import finetune
+from recipes.text import Text
 from tests.acceptance import data
 from tests.acceptance.conftest import TRAINING, Commands, Finished, flags
 from tests.acceptance.test_results import Page, assert_no_network
@@ -910,6 +911,8 @@ def test_mistakes_of_verbs_in_python(
     with pytest.raises(finetune.UserError) as error:
         finetune.predict(short_run, ["fine"], batch_tokens=0, text_colum="a")
     assert_named(error.value.mistakes, ["text_colum text_column", "--batch_tokens 0"])
+    with pytest.raises(finetune.UserError, match="--adapter foo: expected lora"):
+        Text(adapter="foo")  # type: ignore[arg-type]
     for verb in (finetune.evaluate, finetune.report, finetune.Run.load):
         with pytest.raises(finetune.UserError, match="nowhere"):
             verb("nowhere")
