@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from datasets import DatasetDict
@@ -50,7 +50,7 @@ def evaluate(
     data: Any = None,
     *,
     per_device_eval_batch_size: int = 32,
-    cpu_kernels: str | None = None,
+    cpu_kernels: Literal["auto", "off"] | None = None,
     engine: str | None = None,
     trust_recipe: bool = False,
     progress: Progress = ignore,
