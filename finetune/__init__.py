@@ -59,7 +59,8 @@ _MODULES = {
     "pipeline.predict": "FilePrediction predict predict_file",
     "pipeline.report": "Report report",
     "pipeline.train": "launch train",
-    "recipe": "ImageRecipe Recipe TextRecipe TokenRecipe option",
+    "recipe": "ImageClassification ImageRecipe Recipe TextClassification TextRecipe TokenRecipe "
+    "option",
     "recipe.scoring": "Scoring",
     "recipe.run": "Run",
     "serving.app": "create_app",

@@ -5,4 +5,7 @@ from finetune.recipe.options import option
 from finetune.recipe.pretrained import ImageRecipe, TextRecipe
 from finetune.recipe.tokens import TokenRecipe
 
+#: Deprecated names, to be removed in release 0.2.
+ImageClassification, TextClassification = ImageRecipe, TextRecipe
+
 __all__ = ["ImageRecipe", "Recipe", "TextRecipe", "TokenRecipe", "option"]

@@ -14,12 +14,14 @@ import copy
 import dataclasses
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 from finetune.errors import Facts, Findings, UserError
 from finetune.recipe.options import (
+    RENAMED_PARTS,
     ImageOptions,
     RecipeOptions,
     declare,
@@ -300,6 +302,11 @@ class Recipe(RecipeOptions):
         for sentence in loaded_weights.get(model).notes():
             self.note(sentence)
         return model
+
+    def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+        """Return :meth:`trainer_kwargs`; a deprecated name, to be removed in release 0.2."""
+        warnings.warn(RENAMED_PARTS, FutureWarning, stacklevel=2)
+        return self.trainer_kwargs(model)
 
     def trainer(self, **training_arguments: Any) -> Trainer:
         """Return a ``transformers.Trainer`` that is ready to ``train()``; no files are written.

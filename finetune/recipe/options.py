@@ -194,6 +194,8 @@ class ImageOptions(ModelOptions):
 
 # ---- the class of a recipe -----------------------------------------------------------------------
 
+RENAMED_PARTS = "Recipe.parts() is now trainer_kwargs(); release 0.2 removes the old name"
+
 
 def declare(cls: Any) -> None:
     """Make a recipe class a dataclass, and merge the defaults of its base classes into its own.
@@ -220,7 +222,7 @@ def declare(cls: Any) -> None:
             'add `own_metrics = ("NAME", ...)`'
         )
     if "parts" in attributes:
-        raise UserError(f"{cls.__name__}: Recipe.parts() is now trainer_kwargs()")
+        raise UserError(f"{cls.__name__}: {RENAMED_PARTS}")
     dataclasses.dataclass(kw_only=True)(cls)
     for name in ("training", "embedded"):
         merged = merge_options(getattr(super(cls, cls), name), attributes.get(name, {}))

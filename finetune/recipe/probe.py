@@ -111,6 +111,8 @@ def _fit(
     loss = _loss(task, outputs, labels)
     constant_loss = _loss(task, np.tile(constant, (len(labels), 1)), labels)
     name = f"{task.linear_model} of {len(numbers):,} rows"
+    if weights is not None and task.label_kind == "labels" and name.startswith("ridge"):
+        name += " without class weights"
     if loss > LOSS_SHARE * constant_loss:
         losses = f"its validation loss is {loss:.3g}, and {constant_loss:.3g} without inputs"
         return None, f"random weights, because {name} predicts little: {losses}"

@@ -19,6 +19,7 @@ import xxhash
 from datasets import Dataset, DatasetDict, Image, List, Value, concatenate_datasets
 from scipy.special import logit
 
+from finetune.checking.rows import require_all_rows
 from finetune.data import caches, columns, digests, encoding, targets, unlabelled
 from finetune.data.comma_list import split_pairs, split_values
 from finetune.data.labels import list_names, parse_number
@@ -242,8 +243,10 @@ def training_rows(recipe: Any) -> Dataset:
         dataset = DatasetDict(train=rows, test=recipe.splits["test"].select([0]))
         zeros = np.zeros((len(rows), *row_layout.shape))
         labels = row_layout.pack(zeros, 1.0, _answers(recipe, teachers, rows))
-        added = _with_labels(recipe.prepare(dataset)["train"], labels)
-        prepared = concatenate_datasets([prepared, added])
+        added = recipe.prepare(dataset)["train"]
+        values = recipe.kind.targets(targets.values(rows))
+        require_all_rows(DatasetDict(train=added), DatasetDict(train=rows), lambda _: values)
+        prepared = concatenate_datasets([prepared, _with_labels(added, labels)])
     if teachers:
         names = ", ".join(teacher.path.name for teacher in teachers)
         sentence = f"the answers of {names} have weight {recipe.teacher_weight:g}"
