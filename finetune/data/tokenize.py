@@ -27,11 +27,10 @@ from joblib import cpu_count
 from finetune.data import caches
 from finetune.data.digests import TEXTS, fingerprint
 from finetune.data.encoding import COLUMN, Encoder, Read, Windows, to_columns, tokens_read
-from finetune.data.words import WordWindows
 from finetune.errors import RunError, UserError
 from finetune.runtime import activity, internals
 
-_VERSION = 3  # increment when the same rows should yield other files
+_VERSION = 4  # increment when the same rows should yield other files
 #: Rows per process: a process starts in the time in which another tokenizes so many. Up to this
 #: many rows in memory, e.g. in a prediction, are not cached.
 _FEW = 5000
@@ -129,18 +128,16 @@ def _encode(
     targets: Callable[[Any], np.ndarray],
     windows: Windows | None,
 ) -> dict[str, Any]:
-    if isinstance(windows, WordWindows):
-        columns = windows.columns(batch, numbers)
-        return {**columns, "length": list(map(len, columns["input_ids"]))}
-    labels = targets(batch["label"])
     if windows is None:
-        columns = dict(encoder(read_by_model(batch)))
+        columns: dict[str, Any] = dict(encoder(read_by_model(batch)))
+        columns["labels"] = targets(batch["label"])
     else:
-        places, rows = zip(*windows.rows(batch["text"]), strict=True)
+        places, rows = zip(*windows.rows(batch["text"], batch["label"]), strict=True)
         columns = to_columns(rows)
         columns[COLUMN] = np.asarray(numbers)[list(places)]
-        labels = labels[list(places)]
-    return {**columns, "labels": labels, "length": list(map(len, columns["input_ids"]))}
+        if "labels" not in columns:
+            columns["labels"] = targets(batch["label"])[list(places)]
+    return {**columns, "length": list(map(len, columns["input_ids"]))}
 
 
 def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -> Dataset:

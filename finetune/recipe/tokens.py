@@ -49,7 +49,7 @@ class TokenRecipe(TextRecipe):
         from finetune.data import prediction_columns, tags
         from finetune.data.labels import parse_label_map
 
-        options = tags.TagOptions(
+        reader = tags.TagReader(
             text=self.text_column,
             tokens=self.token_column,
             labels=self.label_column,
@@ -57,9 +57,10 @@ class TokenRecipe(TextRecipe):
             renames=parse_label_map(self.label_map),
             drop_invalid=self.drop_invalid,
         )
-        columns = tags.find_columns(dataset, options)
+        columns = reader.find_columns(dataset, self.report)
         dataset = prediction_columns.set_aside(dataset, read=[columns.labels, columns.input])
-        dataset, unmapped, reason = tags.read(dataset, columns, options, self.report)
+        dataset, reason = reader.read(dataset, columns, self.report)
+        unmapped = sorted(reader.renames.keys() - reader.names)
         self.report.facts = Facts([columns.labels], unmapped, reason)
         return dataset
 
