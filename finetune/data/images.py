@@ -16,7 +16,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Value
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from finetune.data.stored_files import refuse_pointer
+from finetune.data.read_text import refuse_pointer
 from finetune.data.targets import refuse_or_drop
 from finetune.errors import Findings, UserError, first_line
 from finetune.runtime import activity

@@ -16,11 +16,15 @@ from datasets import Dataset, DatasetDict, Image, Value
 from datasets.exceptions import DatasetGenerationError
 
 from finetune.data import ROW, embedded, memory, read
-from finetune.data.files_of_splits import SplitFiles, choose_splits, find_files
+from finetune.data.files_of_splits import (
+    SplitFiles,
+    choose_splits,
+    find_files,
+    folder_columns,
+)
 from finetune.data.prediction_columns import set_aside
 from finetune.data.read import read_file
 from finetune.data.read_text import ReadOptions
-from finetune.data.stored_files import folder_columns
 from finetune.errors import Findings, UserError, row_places
 from finetune.runtime import formats, hub
 
