@@ -66,7 +66,7 @@ class Frame:
         ids = self._example["input_ids"]
         (sample,) = token_ids(tokenizer, [_SAMPLE])
         size = len(sample)
-        starts = [n for n in range(len(ids)) if ids[n : n + size] == sample] if size else []
+        starts = [n for n in range(len(ids)) if ids[n : n + size] == sample]
         if len(starts) != texts:
             name = type(tokenizer).__name__
             hint = "use --long_texts cut, --truncation head or tail, and one --text_column"

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
 from datasets.data_files import SPLIT_KEYWORDS
@@ -66,7 +66,7 @@ class SplitFiles:
         facts: Files that are not read, and splits that were chosen by a keyword.
     """
 
-    kind: Literal["tables", "texts", "images"]
+    kind: str
     files: Mapping[str, Sequence[Path]]
     root: Path
     class_level: int = 0
@@ -202,7 +202,7 @@ def _find_in_directory(
     paths = [path.relative_to(directory) for path in _select_data(directory, files)]
     tables = [path for path in paths if formats.suffix(path) in suffixes]
     groups = _group_tables(tables, is_split)
-    kind: Literal["tables", "texts", "images"] = "tables"
+    kind = "tables"
     class_level = 0
     if not any(map(is_split, groups)):
         images = _in_folders(paths, IMAGES)

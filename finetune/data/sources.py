@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import datasets
 import numpy as np
@@ -53,8 +52,8 @@ class Source:
     options: ReadOptions = field(default_factory=ReadOptions)
 
     @property
-    def kind(self) -> Literal["none", "memory", "embedded", "local", "hub"]:
-        """The kind of source that ``dataset`` names."""
+    def kind(self) -> str:
+        """The kind of source that ``dataset`` names: none, memory, embedded, hub or local."""
         if not self.dataset:
             return "none"
         if self.dataset.startswith(memory.PREFIX):

@@ -14,13 +14,14 @@ are ``O``, then ``B-TYPE`` and ``I-TYPE`` of each type. A scheme says how the da
 import bisect
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 
-from finetune.data import targets, words
+from finetune.data import prediction_columns, targets, words
 from finetune.data.columns import require_columns
 from finetune.data.labels import natural_key, parse_list
 from finetune.data.targets import OUTSIDE, refuse_or_drop
@@ -53,14 +54,6 @@ Tagged = tuple[str, Sequence[tuple[int, int]], list[str]]
 
 class Invalid(Exception):
     """A row cannot be used. The arguments are the reason, and there may be an example of it."""
-
-
-class Columns(NamedTuple):
-    """The columns that are read."""
-
-    labels: str
-    input: str  # of texts, or of lists of words
-    have_spans: bool
 
 
 def tag_names(types: Iterable[str]) -> list[str]:
@@ -99,12 +92,53 @@ class TagReader:
     drop_invalid: bool
     names: set[str] = field(default_factory=set)
 
-    def find_columns(self, dataset: DatasetDict, report: Findings) -> Columns:
-        """Return the columns that are read.
+    def read(self, dataset: DatasetDict, report: Findings) -> tuple[DatasetDict, str, str]:
+        """Return the splits with ``text`` and ``label`` instead of the columns that these are read
+        from, the name of the column of labels, and how they are written.
+
+        Args:
+            dataset: The splits of the source.
+            report: Gets the rows that are invalid.
 
         Raises:
-            UserError: If one is missing.
+            UserError: If a column is missing, or, without ``drop_invalid``, if a row is invalid.
         """
+        labels, column, have_spans = self._find_columns(dataset, report)
+        dataset = prediction_columns.set_aside(dataset, read=[labels, column])
+        parse = self._from_tags
+        fix = "correct them, or leave them out: --drop_invalid"
+        if have_spans:
+            if self.scheme != AUTO:
+                report.fail(f"--tag_scheme {self.scheme}: '{labels}' has spans, not tags")
+            parse = self._from_spans
+            reason = f"the spans in '{labels}' are the entities"
+        else:
+            if self.scheme == AUTO:
+                self.scheme = self._find_scheme(_cells(dataset["train"], labels))
+            name = _NAMES[self.scheme]
+            reason = f"the tags in '{labels}' are {name}"
+            fix += f" (read as {name}; --tag_scheme reads them in another way)"
+        items = {}
+        tags = {OUTSIDE}
+        for split, rows in dataset.items():
+            items[split], invalid = _parse(rows, column, labels, parse)
+            for description, positions in invalid.items():
+                refuse_or_drop(report, description, fix, positions, rows, split, self.drop_invalid)
+            for *_, tags_of_row in items[split].values():
+                tags.update(tags_of_row)
+        if not self.drop_invalid:
+            report.raise_errors()
+        types = sorted({tag[2:] for tag in tags - {OUTSIDE}}, key=natural_key)
+        if not types:
+            report.fail(f"--label_column: the column '{labels}' has no entities")
+        splits = DatasetDict()
+        for split, rows in dataset.items():
+            rows = rows.remove_columns([labels, column])
+            splits[split] = _encode(rows, items[split], types)
+        return splits, labels, reason
+
+    def _find_columns(self, dataset: DatasetDict, report: Findings) -> tuple[str, str, bool]:
+        """Return the columns of labels, and of texts or words, and whether the labels are spans."""
         train = dataset["train"]
         # of a file with a word a line the first and the last field
         numbers = sorted(filter(str.isdecimal, train.column_names), key=int)
@@ -116,83 +150,13 @@ class TagReader:
         has_no_words = example is None and self.text in train.column_names
         have_spans = has_no_words or isinstance(example, dict | list)
         if have_spans:
-            name = self.text
-            flags["--text_column"] = [name]
+            column = self.text
+            flags["--text_column"] = [column]
         else:
-            name = _find(train, self.tokens, TOKEN_COLUMNS)
-            flags["--token_column"] = [name]
+            column = _find(train, self.tokens, TOKEN_COLUMNS)
+            flags["--token_column"] = [column]
         require_columns(dataset, flags, report)
-        return Columns(labels, name, have_spans)
-
-    def read(
-        self, dataset: DatasetDict, columns: Columns, report: Findings
-    ) -> tuple[DatasetDict, str]:
-        """Return the splits with ``text`` and ``label`` instead of the columns that these are read
-        from, and how labels are written.
-
-        Args:
-            dataset: The splits of the source.
-            columns: From :meth:`find_columns`.
-            report: Gets the rows that are invalid.
-
-        Raises:
-            UserError: Without ``drop_invalid``, if a row is invalid.
-        """
-        if columns.have_spans:
-            if self.scheme != AUTO:
-                report.fail(f"--tag_scheme {self.scheme}: '{columns.labels}' has spans, not tags")
-            reason = f"the spans in '{columns.labels}' are the entities"
-        else:
-            if self.scheme == AUTO:
-                self.scheme = self._find_scheme(_cells(dataset["train"], columns.labels))
-            reason = f"the tags in '{columns.labels}' are {_NAMES[self.scheme]}"
-        items = {}
-        tags = {OUTSIDE}
-        for split, rows in dataset.items():
-            items[split] = self._read_rows(rows, split, columns, report)
-            for *_, tags_of_row in items[split].values():
-                tags.update(tags_of_row)
-        if not self.drop_invalid:
-            report.raise_errors()
-        types = sorted({tag[2:] for tag in tags - {OUTSIDE}}, key=natural_key)
-        if not types:
-            report.fail(f"--label_column: the column '{columns.labels}' has no entities")
-        splits = DatasetDict()
-        for split, rows in dataset.items():
-            rows = rows.remove_columns([columns.labels, columns.input])
-            splits[split] = _encode(rows, items[split], types)
-        return splits, reason
-
-    def _read_rows(
-        self, rows: Dataset, split: str, columns: Columns, report: Findings
-    ) -> dict[int, Tagged]:
-        """Return the words and tags of the valid rows, by position; others are reported."""
-        parse = self._from_tags
-        values = _cells(rows, columns.input)
-        fix = "correct them, or leave them out: --drop_invalid"
-        if columns.have_spans:
-            parse = self._from_spans
-            values = rows[columns.input][:]
-        else:
-            name = _NAMES[self.scheme]
-            fix += f" (read as {name}; --tag_scheme reads them in another way)"
-        answers: Sequence[Any] = [None] * len(rows)
-        if _ANSWER in rows.column_names:
-            answers = rows[_ANSWER][:]
-        items = {}
-        invalid: dict[str, tuple[list[str], list[int]]] = {}  # example and positions by reason
-        for row, cells in enumerate(zip(values, _cells(rows, columns.labels), strict=True)):
-            try:
-                if answers[row] in ("reject", "ignore"):
-                    raise Invalid(f"that were not accepted (the column '{_ANSWER}' of Prodigy)")
-                items[row] = parse(*cells)
-            except Invalid as error:
-                reason, *example = error.args
-                invalid.setdefault(reason, (example, []))[1].append(row)
-        for reason, (example, positions) in invalid.items():
-            description = ", such as ".join([reason, *example])
-            refuse_or_drop(report, description, fix, positions, rows, split, self.drop_invalid)
-        return items
+        return labels, column, have_spans
 
     def _find_scheme(self, cells: Iterable[Any]) -> str:
         """Return the scheme that fits the tags of rows."""
@@ -200,7 +164,9 @@ class TagReader:
         first_letters = set()  # of the first word of an entity
         for cell in cells:
             previous = ""
-            for tag in cell or ():
+            if not isinstance(cell, list):
+                continue
+            for tag in cell:
                 letter, name = self._split_tag(tag)
                 letters.add(letter)
                 if name != previous:
@@ -234,11 +200,12 @@ class TagReader:
 
     def _from_tags(self, value: Any, labels: Any) -> Tagged:
         """Return words with a tag each; raise :class:`Invalid` if they are none."""
-        if not isinstance(value, list) or not isinstance(labels, list) or not value:
+        tokens = parse_list(value)
+        if not tokens or not isinstance(labels, list):
             raise Invalid("without a list of words and a list of tags")
-        if len(value) != len(labels):
-            raise Invalid("with more words than tags, or fewer", f"{len(value)} and {len(labels)}")
-        for token in value:
+        if len(tokens) != len(labels):
+            raise Invalid("with more words than tags, or fewer", f"{len(tokens)} and {len(labels)}")
+        for token in tokens:
             if not isinstance(token, str) or not token.strip():
                 raise Invalid("with a word that is empty or no text", repr(token))
         tags: list[str] = []
@@ -264,7 +231,7 @@ class TagReader:
                 tag = f"I-{name}" if continues else f"B-{name}"
             tags.append(tag)
             previous_letter, previous = letter, name
-        return *words.join_words(value), tags[:-1]
+        return *words.join_words(tokens), tags[:-1]
 
     def _from_spans(self, value: Any, labels: Any) -> Tagged:
         """Return the words of a text with the tags of spans; raise :class:`Invalid` if there is no
@@ -313,6 +280,29 @@ def _cells(rows: Dataset, column: str) -> list[Any]:
             values = list(map(names.get, values))
         cells.append(cell if values is None else values)
     return cells
+
+
+def _parse(
+    rows: Dataset, column: str, labels: str, parse: Callable[[Any, Any], Tagged]
+) -> tuple[dict[int, Tagged], dict[str, list[int]]]:
+    """Return the words and tags of valid rows by position, and the positions of others by reason,
+    with the first example of it.
+    """
+    answers: Sequence[Any] = [None] * len(rows)
+    if _ANSWER in rows.column_names:
+        answers = rows[_ANSWER][:]
+    items = {}
+    invalid: dict[str, list[int]] = defaultdict(list)
+    descriptions: dict[str, str] = {}
+    for row, cells in enumerate(zip(rows[column][:], _cells(rows, labels), strict=True)):
+        try:
+            if answers[row] in ("reject", "ignore"):
+                raise Invalid(f"that were not accepted (the column '{_ANSWER}' of Prodigy)")
+            items[row] = parse(*cells)
+        except Invalid as error:
+            description = descriptions.setdefault(error.args[0], ", such as ".join(error.args))
+            invalid[description].append(row)
+    return items, invalid
 
 
 def _encode(rows: Dataset, items: Mapping[int, Tagged], types: Sequence[str]) -> Dataset:

@@ -38,9 +38,13 @@ _FORKS_WORKERS: ContextVar[bool] = ContextVar("forks_workers", default=False)
 
 
 def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
-    """Replace text ``columns``, in the order in which the model reads them, by ``text`` and
-    ``texts``. Rows that lack one of them are left out later, with their labels.
+    """Replace text ``columns``, in the order in which the model reads them, by ``text`` and, if
+    there are several, ``texts``. Rows that lack one of them are left out later, with their labels.
     """
+    if list(columns) == ["text"]:
+        return dataset
+    if len(columns) == 1:
+        return dataset.rename_column(columns[0], "text")
 
     def combine(*texts: Sequence[str]) -> dict[str, list[Any]]:
         rows = list(map(list, zip(*texts, strict=True)))

@@ -46,7 +46,7 @@ class TokenRecipe(TextRecipe):
         """Return ``dataset`` with ``text`` and ``label``, the words with their tags, see
         :mod:`finetune.data.tags`. Other columns are kept.
         """
-        from finetune.data import prediction_columns, tags
+        from finetune.data import tags
         from finetune.data.labels import parse_label_map
 
         reader = tags.TagReader(
@@ -57,11 +57,9 @@ class TokenRecipe(TextRecipe):
             renames=parse_label_map(self.label_map),
             drop_invalid=self.drop_invalid,
         )
-        columns = reader.find_columns(dataset, self.report)
-        dataset = prediction_columns.set_aside(dataset, read=[columns.labels, columns.input])
-        dataset, reason = reader.read(dataset, columns, self.report)
+        dataset, column, reason = reader.read(dataset, self.report)
         unmapped = sorted(reader.renames.keys() - reader.names)
-        self.report.facts = Facts([columns.labels], unmapped, reason)
+        self.report.facts = Facts([column], unmapped, reason)
         return dataset
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
