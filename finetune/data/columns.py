@@ -129,28 +129,42 @@ def read_label_columns(
     columns = {}
     for split, rows in dataset.items():
         labels = [read_label_column(rows, name) for name in options.columns]
-        masks = {}
-        for name in texts:
-            masks[f"text in '{name}'"] = find_texts(rows, name)
-        masks |= {f"label in '{column.name}'": column.codes >= 0 for column in labels}
-        valid = np.logical_and.reduce(list(masks.values()))
-        columns[split] = [column.only(valid) for column in labels]
-        for kind, has_value in masks.items():
-            fix = "--drop_invalid leaves them out"
-            if not has_value.any():
-                fix = f"is --{kind.partition(' ')[0]}_column the right column?"
-                if split != "train":
-                    fix = f"--dataset_splits {split}=none does not read these rows"
-            missing = np.flatnonzero(~has_value)
-            refuse_or_drop(
-                report, f"without a {kind}", fix, missing, rows, split, drop=options.drop_invalid
-            )
+        is_complete = find_complete(rows, split, texts, labels, options.drop_invalid, report)
+        columns[split] = [column.only(is_complete) for column in labels]
     if not options.drop_invalid:
         report.raise_errors()
     return columns
 
 
-def find_texts(rows: Dataset, name: str) -> np.ndarray:
+def find_complete(
+    rows: Dataset,
+    split: str,
+    texts: Sequence[str],
+    labels: Sequence[LabelColumn],
+    drop_invalid: bool,
+    report: Findings,
+) -> np.ndarray:
+    """Return which rows have all texts and labels, bool, shape ``(rows,)``; report the others as
+    errors, or with ``drop_invalid`` as warnings.
+    """
+    masks = {}
+    for name in texts:
+        masks[f"text in '{name}'"] = _find_texts(rows, name)
+    for column in labels:
+        masks[f"label in '{column.name}'"] = column.codes >= 0
+    for kind, has_value in masks.items():
+        fix = "--drop_invalid leaves them out"
+        if not has_value.any():
+            fix = f"is --{kind.partition(' ')[0]}_column the right column?"
+            if split in ("validation", "test"):
+                fix = f"--dataset_splits {split}=none does not read these rows"
+        missing = np.flatnonzero(~has_value)
+        refuse_or_drop(report, f"without a {kind}", fix, missing, rows, split, drop_invalid)
+    is_complete: np.ndarray = np.logical_and.reduce(list(masks.values()))
+    return is_complete
+
+
+def _find_texts(rows: Dataset, name: str) -> np.ndarray:
     """Return which rows have a text in a column, bool, shape ``(rows,)``."""
     mask = np.zeros(len(rows), dtype=bool)
     for numbers, values in arrow.pieces(rows, name):

@@ -32,6 +32,13 @@ _HEAD_SHARE = 128 / 510
 _TEXTS_PER_CALL = 64
 #: The column of prepared rows with the number of the document in its split.
 COLUMN = "document"
+#: The options of a tokenizer that returns token ids only.
+IDS_ONLY: Mapping[str, Any] = dict(
+    add_special_tokens=False,
+    return_attention_mask=False,
+    return_token_type_ids=False,
+    verbose=False,
+)
 _SAMPLE = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
 
 
@@ -43,10 +50,8 @@ def is_pair(tokenizer: Tokenizer, columns: int) -> bool:
 
 def token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
     """Yield the token ids of each text, without special tokens and truncation."""
-    names = ("add_special_tokens", "return_attention_mask", "return_token_type_ids", "verbose")
-    options: dict[str, Any] = dict.fromkeys(names, False)
     for start in range(0, len(texts), _TEXTS_PER_CALL):
-        yield from tokenizer(texts[start : start + _TEXTS_PER_CALL], **options)["input_ids"]
+        yield from tokenizer(texts[start : start + _TEXTS_PER_CALL], **IDS_ONLY)["input_ids"]
 
 
 class Frame:
@@ -61,7 +66,7 @@ class Frame:
         ids = self._example["input_ids"]
         (sample,) = token_ids(tokenizer, [_SAMPLE])
         size = len(sample)
-        starts = [n for n in range(len(ids)) if ids[n : n + size] == sample] if size else []
+        starts = [n for n in range(len(ids)) if ids[n : n + size] == sample]
         if len(starts) != texts:
             name = type(tokenizer).__name__
             hint = "use --long_texts cut, --truncation head or tail, and one --text_column"
@@ -222,11 +227,20 @@ class Windows:
             limit = f"expected 0 to {self.room - 1} with --max_length {self.encoder.max_length}"
             raise UserError(f"--stride {self.shared}: {limit}")
 
-    def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Columns]]:
-        """Yield for each window the number of its text, and the tokenized row."""
+    def starts(self, size: int) -> list[int]:
+        """Return the first token of each window of a text of ``size`` tokens."""
+        last = max(0, size - self.room)
+        return [*range(0, last, self.room - self.shared), last]
+
+    def rows(self, texts: Sequence[str], labels: Any = None) -> Iterator[tuple[int, Columns]]:
+        """Yield for each window the number of its text, and the tokenized row.
+
+        Args:
+            texts: The texts.
+            labels: Those of the texts; only the windows of words read them.
+        """
         for number, ids in enumerate(token_ids(self.encoder.tokenizer, texts)):
-            starts = range(0, len(ids) - self.room, self.room - self.shared)
-            for start in (*starts, max(0, len(ids) - self.room)):
+            for start in self.starts(len(ids)):
                 yield number, self.encoder.frame.row(ids[start : start + self.room])
 
 

@@ -2,23 +2,27 @@
 
 A split is chosen by ``--dataset_splits``, else by the names ``train``, ``validation`` and ``test``
 of files or folders, else by a keyword of ``datasets`` in a name, such as ``dev``, if only one name
-has it. Files that are not read are reported.
+has it. Files that are not read are reported: ``Dataset.save_to_disk`` and the logs of table formats
+list the files that count, and a reader of all files would also read old rows and cached copies.
 """
 
 import glob
+import itertools
+import json
+import os
 import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
+from urllib.parse import unquote
 
 from datasets.data_files import SPLIT_KEYWORDS
 
 from finetune.data.comma_list import split_pairs
 from finetune.data.read import existing
-from finetune.data.stored_files import METADATA, require_whole, select_data, sorted_files
 from finetune.errors import UserError, list_first, suggestion
 from finetune.runtime import formats
 
@@ -30,9 +34,18 @@ NONE = "none"
 #: Suffixes of image files.
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 _MAX_LISTED = 10  # names in a message
-#: The shard number at the end of a file's name: ``train-00000-of-00002``, ``train_1``.
-#: Old versions of the Hub added 16 digits; Spark adds a UUID: ``part-00000-<UUID>-c000.snappy``.
-_SHARD = re.compile(r"[-_.]?\d+(?:[-_]of[-_]\d+)?(?:-[0-9a-f]{8}-?[0-9a-f]{4}[-0-9a-f]{4}.*)?$")
+#: The number of a shard, and of all shards, at the end of a file's name: ``train-00000-of-00002``,
+#: ``train_1``. Old versions of the Hub added 16 digits; Spark adds a UUID:
+#: ``part-00000-<UUID>-c000.snappy``.
+_SHARD = re.compile(r"[-_.]?\d+(?:[-_]of[-_](\d+))?(?:-[0-9a-f]{8}-?[0-9a-f]{4}[-0-9a-f]{4}.*)?$")
+#: Files without rows that ``datasets`` writes.
+_METADATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
+#: Folders of rows that were not committed, and of attributes of files.
+_NOT_DATA = ("_temporary", "__MACOSX")
+#: Logs of tables that also keep the files of old rows: of Delta Lake, Hudi, Iceberg and Spark.
+_LOGS = ("_delta_log", ".hoodie", "metadata/*.metadata.json", "_spark_metadata")
+#: The missing value in the name of a folder.
+_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 class NoTrainSplit(UserError):
@@ -53,7 +66,7 @@ class SplitFiles:
         facts: Files that are not read, and splits that were chosen by a keyword.
     """
 
-    kind: Literal["tables", "texts", "images"]
+    kind: str
     files: Mapping[str, Sequence[Path]]
     root: Path
     class_level: int = 0
@@ -156,9 +169,9 @@ def find_files(
         # a folder that exists is no pattern, even with brackets in its name
         root = next(folder for folder in path.parents if folder.is_dir())
         matches = glob.glob(str(path.relative_to(root)), root_dir=root, recursive=True)
-        files = sorted_files(root / match for match in matches)
-        paths = select_data(root, files)
-        facts = _name_unread(set(files).difference(paths), root)
+        files = _sorted_files(root / match for match in matches)
+        paths = _select_data(root, files)
+        facts = _name_unread(files, paths, root)
     elif existing(dataset).is_dir():
         return _find_in_directory(path, split_names, suffixes)
     if split_names:
@@ -186,10 +199,10 @@ def _find_in_directory(
         return guess_split(name) is not None or name in split_names.values()
 
     files = files_below(directory)
-    paths = [path.relative_to(directory) for path in select_data(directory, files)]
+    paths = [path.relative_to(directory) for path in _select_data(directory, files)]
     tables = [path for path in paths if formats.suffix(path) in suffixes]
     groups = _group_tables(tables, is_split)
-    kind: Literal["tables", "texts", "images"] = "tables"
+    kind = "tables"
     class_level = 0
     if not any(map(is_split, groups)):
         images = _in_folders(paths, IMAGES)
@@ -211,14 +224,12 @@ def _find_in_directory(
     for split, name in chosen.items():
         chosen_files[split] = [directory / path for path in groups[name]]
         if kind == "tables":
-            require_whole(split, chosen_files[split])
+            _require_whole(split, chosen_files[split])
             if len(groups[name]) > 1:
                 names = list_first(groups[name], _MAX_LISTED)
                 facts.append(f"read as the {split} split: {names}")
-    unread = set(files)
-    for group in groups.values():
-        unread.difference_update(directory / path for path in group)
-    facts += _name_unread(unread, directory)
+    data = {directory / path for path in itertools.chain(*groups.values())}
+    facts += _name_unread(files, data, directory)
     return SplitFiles(kind, chosen_files, directory, class_level, facts)
 
 
@@ -261,12 +272,120 @@ def _group_tables(paths: Iterable[Path], is_split: Callable[[str], bool]) -> dic
 def files_below(directory: Path) -> list[Path]:
     """Return all files below a directory, 2 sorted before 10, without hidden files."""
     names = map(Path, glob.glob("**", root_dir=directory, recursive=True))
-    return sorted_files(directory / name for name in names if name.name not in METADATA)
+    return _sorted_files(directory / name for name in names if name.name not in _METADATA)
 
 
-def _name_unread(paths: Collection[Path], directory: Path) -> list[str]:
-    """Return a fact about the files below ``directory`` that are not read, if there are any."""
-    if not paths:
+def _name_unread(files: Sequence[Path], data: Collection[Path], directory: Path) -> list[str]:
+    """Return a fact about the files below ``directory`` that are no data, if there are any."""
+    names = [str(path.relative_to(directory)) for path in files if path not in data]
+    if not names:
         return []
-    names = [str(path.relative_to(directory)) for path in sorted_files(paths)]
     return [f"not read: {list_first(names, _MAX_LISTED)}"]
+
+
+def _sorted_files(paths: Iterable[Path]) -> list[Path]:
+    """Return the files among paths, 2 sorted before 10.
+
+    Raises:
+        UserError: If a file or folder cannot be read, such as a link to one that is gone.
+    """
+    files = []
+    for path in paths:
+        if not os.access(path, os.R_OK):
+            raise UserError(
+                f"{path} cannot be read: it is a link to a missing file, or permission is denied: "
+                "restore or remove it"
+            )
+        if path.is_file():
+            files.append(path)
+    return sorted(files, key=lambda path: re.sub(r"\d+", lambda n: n[0].zfill(20), str(path)))
+
+
+def _select_data(root: Path, paths: Sequence[Path]) -> list[Path]:
+    """Return the paths below ``root`` that may be data.
+
+    Raises:
+        UserError: If a listed file is missing, or for a table format whose log is not read.
+    """
+    for log in _LOGS:
+        if logs := sorted(root.glob(log)):
+            raise UserError(
+                f"{logs[0]}: {root} also has the files of old rows, and this log of them is not "
+                "read: write the table as Parquet files into another folder"
+            )
+    unlisted = _unlisted(paths)
+    data = []
+    for path in paths:
+        is_lock = path.name.startswith("~$")  # of an open workbook
+        is_data = not set(_NOT_DATA).intersection(path.relative_to(root).parts)
+        if path not in unlisted and not is_lock and is_data:
+            data.append(path)
+    return data
+
+
+def _unlisted(paths: Sequence[Path]) -> set[Path]:
+    """Return the files that ``load_from_disk`` does not read in folders of ``save_to_disk``."""
+    unlisted = set()
+    for folder in {path.parent for path in paths}:
+        state = _read_json(folder / "state.json")
+        if "_data_files" not in state:
+            continue
+        names = {file["filename"] for file in state["_data_files"]}
+        splits = _read_json(folder.parent / "dataset_dict.json").get("splits", [folder.name])
+        if folder.name not in splits:
+            names = set()
+        for name in names:
+            if not (folder / name).is_file():
+                raise UserError(
+                    f"{folder / name} is missing, which state.json lists: copy it, or save the "
+                    "data again"
+                )
+        for path in paths:
+            if path.parent == folder and path.name not in names:
+                unlisted.add(path)
+    return unlisted
+
+
+def _read_json(path: Path) -> Any:
+    """Return the object in a file; empty if there is none."""
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _require_whole(split: str, paths: Sequence[Path]) -> None:
+    """Raise a ``UserError`` if shards are missing or of two sets, or if rows are in two formats."""
+    shards: dict[Path, dict[str, int]] = defaultdict(dict)  # the count in each name, by prefix
+    by_stem: dict[Path, Path] = {}
+    for path in paths:
+        stem = formats.stem(path)
+        other = by_stem.setdefault(path.with_name(stem), path)
+        if other != path:
+            raise UserError(
+                f"{other} and {path.name}: the {split} split in two formats: remove one, or pass "
+                f"a file or a pattern: --dataset '{path.parent}/*{''.join(other.suffixes)}'"
+            )
+        match = _SHARD.search(stem)
+        if match is not None and match[1]:
+            shards[path.with_name(stem[: match.start()])][path.name] = int(match[1])
+    for prefix, counts in shards.items():
+        if set(counts.values()) != {len(counts)}:
+            names = list_first(list(counts), _MAX_LISTED)
+            raise UserError(
+                f"{prefix}*: expected all shards of one set, found {names}: "
+                "remove old ones, copy those that are missing, or pass a pattern to read them as "
+                f"they are: --dataset '{prefix}*'"
+            )
+
+
+def folder_columns(path: Path) -> dict[str, str | None]:
+    """Return the columns in the names of folders, as Hive and Spark write them: ``lang=de``."""
+    columns: dict[str, str | None] = {}
+    for folder in path.parts[:-1]:
+        name, equals, value = folder.partition("=")
+        if name and equals:
+            columns[unquote(name)] = unquote(value)
+            if value == _NULL:
+                columns[unquote(name)] = None
+    return columns

@@ -16,7 +16,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Value
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from finetune.data.stored_files import refuse_pointer
+from finetune.data.read_text import refuse_pointer
 from finetune.data.targets import refuse_or_drop
 from finetune.errors import Findings, UserError, first_line
 from finetune.runtime import activity
@@ -141,11 +141,10 @@ def drop_unreadable(dataset: DatasetDict, report: Findings, *, drop: bool) -> Da
                 results += pool.map(check, batch["image"])
         if (is_unusable := np.array(results, dtype=object) != "").any():
             splits[split] = rows.select(np.flatnonzero(~is_unusable))
-            examples = "; ".join(list(filter(None, results))[:5])
-            description = f"with an image that cannot be used, such as {examples}"
+            example = next(filter(None, results))
+            description = f"with an image that cannot be used, such as {example}"
             fix = "--drop_invalid leaves them out"
             numbers = np.flatnonzero(is_unusable)
-            can_drop = drop and len(numbers) < len(rows)
-            refuse_or_drop(report, description, fix, numbers, rows, split, drop=can_drop)
+            refuse_or_drop(report, description, fix, numbers, rows, split, drop)
     report.raise_errors()
     return splits

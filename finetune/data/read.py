@@ -18,7 +18,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +30,11 @@ from datasets.table import MemoryMappedTable
 from datasets.utils.py_utils import iter_batched
 from python_calamine import CalamineError, CalamineWorkbook, SheetTypeEnum, SheetVisibleEnum
 
-from finetune.data import arrow, caches, read_text, word_files
-from finetune.data.read_text import ROWS_AT_ONCE, ReadOptions, Record
-from finetune.data.stored_files import refuse_pointer
+from finetune.data import arrow, caches, read_text
+from finetune.data.read_text import ROWS_AT_ONCE, ReadOptions, Record, refuse_pointer
 from finetune.errors import UserError, suggestion
 from finetune.runtime import activity, formats
-from finetune.runtime.files import hash_file, replacing
+from finetune.runtime.files import replacing
 
 #: Part of the name of a cached copy: increase it when the same file should yield other rows.
 _VERSION = 8
@@ -85,8 +84,8 @@ class FileRows(NamedTuple):
 def read_file(path: Path, options: ReadOptions) -> FileRows:
     """Return the rows of a file from the cache, which the first call fills.
 
-    An unchanged file is not opened again; if it was touched or moved, its sha256 is compared.
-    Options that are not set are detected; unusual results are in the facts.
+    An unchanged file is not opened again. Options that are not set are detected; unusual results
+    are in the facts.
 
     Raises:
         UserError: If the file is malformed (with the line, if it has lines), if it has no rows, or
@@ -103,23 +102,17 @@ def read_file(path: Path, options: ReadOptions) -> FileRows:
         raise UserError(*mistakes)
     with _explain(path):
         state = _state(path)
-        link = _copy_of(state, options)
+        key = hashlib.sha256(repr((state, options, _VERSION)).encode()).hexdigest()[:24]
+        copy = caches.directory(caches.FILES) / f"{key}.arrow"
         with contextlib.suppress(pa.ArrowException, OSError):  # missing or damaged
-            return _open_copy(path, link)
+            return _open_copy(path, copy)
         with path.open("rb") as file:
             refuse_pointer(file.read(64), str(path))
-        copy = _copy_of((path.name, hash_file(path)), options)
-        try:
-            rows = _open_copy(path, copy)
-        except (pa.ArrowException, OSError):
-            with replacing(copy) as new:
-                _write_copy(path, options, new)
-                if _state(path) != state:
-                    raise UserError(f"{path} changed while it was read: start again") from None
-            rows = _open_copy(path, copy)
-        with contextlib.suppress(FileExistsError):
-            link.symlink_to(copy.name)
-        return rows
+        with replacing(copy) as new:
+            _write_copy(path, options, new)
+            if _state(path) != state:
+                raise UserError(f"{path} changed while it was read: start again")
+        return _open_copy(path, copy)
 
 
 def read_whole_text(path: Path, options: ReadOptions) -> str:
@@ -138,11 +131,6 @@ def existing(name: str) -> Path:
         names = [other.name for other in path.parent.glob("*")]
         raise UserError(f"no such file or directory: {name}{suggestion(path.name, names)}")
     return path
-
-
-def _copy_of(state: tuple[str | int, ...], options: ReadOptions) -> Path:
-    key = hashlib.sha256(repr((state, options, _VERSION)).encode()).hexdigest()[:24]
-    return caches.directory(caches.FILES) / f"{key}.arrow"
 
 
 def _state(path: Path) -> tuple[str | int, ...]:
@@ -169,7 +157,8 @@ def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
         options, facts = read_text.detect(path, options)
         if options.are_words(path):
             lines = read_text.text_lines(path, options.encoding)
-            tables = (_number_lines(table) for table in word_files.sentences(path, lines))
+            sentences = iter_batched(_sentences(path, lines), ROWS_AT_ONCE)
+            tables = map(pa.Table.from_pylist, map(list, sentences))
         elif suffix in formats.SEPARATORS:
             tables = _record_tables(path, read_text.records(path, options))
         elif suffix == ".txt":
@@ -199,7 +188,6 @@ def _open_copy(path: Path, copy: Path) -> FileRows:
         file.seek(-len(_END_OF_STREAM), os.SEEK_END)
         if file.read() != _END_OF_STREAM:
             raise pa.ArrowInvalid(f"{copy} is cut off")
-    copy = copy.resolve()  # a later start opens it by a link
     table = MemoryMappedTable.from_file(str(copy))
     facts = json.loads(table.schema.metadata[_FACTS])
     noun = "line" if formats.suffix(path) in _WITH_LINES else "row"
@@ -240,9 +228,44 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
         yield pa.Table.from_batches([part]).replace_schema_metadata(schema.metadata)
 
 
-def _number_lines(table: pa.Table) -> pa.Table:
-    names = [_NUMBER if name == "line" else name for name in table.column_names]
-    return table.rename_columns(names)
+def _sentences(path: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the sentences of a file with a word a line, and blank lines between them: CoNLL.
+
+    Fields are separated by tabs if the first word has one, else by blanks. The columns are ``1``,
+    ``2`` and so on, lists with an item for each word; and if the file begins with a line
+    ``-DOCSTART-``, ``document`` with the number of these lines so far.
+
+    Raises:
+        UserError: With the line that has an empty word, or more or fewer fields than the first.
+    """
+    separator: str | None = None
+    width = documents = 0
+    words: list[list[str]] = []
+    for number, line in enumerate(itertools.chain(lines, [""]), start=1):
+        content = line.strip()
+        is_document = content.split()[:1] == ["-DOCSTART-"]
+        if content and not is_document:
+            if not width and "\t" in content:
+                separator = "\t"
+            fields = [field.strip() for field in line.rstrip("\r\n").split(separator)]
+            width = width or len(fields)
+            if len(fields) != width or not fields[0]:
+                kind = "tabs" if separator else "blanks"
+                raise UserError(
+                    f"{path}, line {number}: expected a word and {width - 1} more fields, "
+                    f"separated by {kind} as in the first line, found {content[:40]!r}"
+                )
+            words.append(fields)
+        elif words:
+            row: dict[str, Any] = {_NUMBER: number - len(words)}
+            for place, column in enumerate(zip(*words, strict=True), start=1):
+                row[str(place)] = list(column)
+            if documents:
+                row["document"] = str(documents)
+            yield row
+            words = []
+        if is_document and (documents or not width):
+            documents += 1
 
 
 def _record_tables(path: Path, records: Iterator[Record]) -> Iterator[pa.Table]:

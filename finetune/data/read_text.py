@@ -45,6 +45,8 @@ _UTF8_RUN = re.compile(
 )
 #: Letters of Windows-1250 within words, which are signs in Windows-1252.
 _CENTRAL = re.compile(rb"(?<=[A-Za-z])[\xa3\xa5\xb3\xb9\xbc\xbe\xbf](?=[A-Za-z])")
+#: The beginning of a file of Git LFS that stands for one that was not downloaded.
+_POINTER = b"version https://git-lfs.github.com/spec/v1"
 _NO_LETTERS = bytes(byte for byte in range(128) if not chr(byte).isalpha()) + _SIGNS
 
 
@@ -374,3 +376,9 @@ def refuse_half_characters(text: str, place: str) -> None:
     except UnicodeEncodeError as error:
         half = ascii(text[error.start]).strip("'")
         raise UserError(f"{place}: {half} is half of a character: was the text cut?") from error
+
+
+def refuse_pointer(beginning: bytes, place: str) -> None:
+    """Raise a ``UserError`` for the file that Git LFS leaves where it downloaded nothing."""
+    if beginning.startswith(_POINTER):
+        raise UserError(f"{place} is a pointer of Git LFS, not the file: run git lfs pull")

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import datasets
 import numpy as np
@@ -16,11 +15,15 @@ from datasets import Dataset, DatasetDict, Image, Value
 from datasets.exceptions import DatasetGenerationError
 
 from finetune.data import ROW, embedded, memory, read
-from finetune.data.files_of_splits import SplitFiles, choose_splits, find_files
+from finetune.data.files_of_splits import (
+    SplitFiles,
+    choose_splits,
+    find_files,
+    folder_columns,
+)
 from finetune.data.prediction_columns import set_aside
 from finetune.data.read import read_file
 from finetune.data.read_text import ReadOptions
-from finetune.data.stored_files import folder_columns
 from finetune.errors import Findings, UserError, row_places
 from finetune.runtime import formats, hub
 
@@ -49,8 +52,8 @@ class Source:
     options: ReadOptions = field(default_factory=ReadOptions)
 
     @property
-    def kind(self) -> Literal["none", "memory", "embedded", "local", "hub"]:
-        """The kind of source that ``dataset`` names."""
+    def kind(self) -> str:
+        """The kind of source that ``dataset`` names: none, memory, embedded, hub or local."""
         if not self.dataset:
             return "none"
         if self.dataset.startswith(memory.PREFIX):

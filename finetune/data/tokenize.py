@@ -27,11 +27,10 @@ from joblib import cpu_count
 from finetune.data import caches
 from finetune.data.digests import TEXTS, fingerprint
 from finetune.data.encoding import COLUMN, Encoder, Read, Windows, to_columns, tokens_read
-from finetune.data.words import WordWindows
 from finetune.errors import RunError, UserError
 from finetune.runtime import activity, internals
 
-_VERSION = 3  # increment when the same rows should yield other files
+_VERSION = 4  # increment when the same rows should yield other files
 #: Rows per process: a process starts in the time in which another tokenizes so many. Up to this
 #: many rows in memory, e.g. in a prediction, are not cached.
 _FEW = 5000
@@ -39,9 +38,13 @@ _FORKS_WORKERS: ContextVar[bool] = ContextVar("forks_workers", default=False)
 
 
 def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
-    """Replace text ``columns``, in the order in which the model reads them, by ``text`` and
-    ``texts``. Rows that lack one of them are left out later, with their labels.
+    """Replace text ``columns``, in the order in which the model reads them, by ``text`` and, if
+    there are several, ``texts``. Rows that lack one of them are left out later, with their labels.
     """
+    if list(columns) == ["text"]:
+        return dataset
+    if len(columns) == 1:
+        return dataset.rename_column(columns[0], "text")
 
     def combine(*texts: Sequence[str]) -> dict[str, list[Any]]:
         rows = list(map(list, zip(*texts, strict=True)))
@@ -129,18 +132,16 @@ def _encode(
     targets: Callable[[Any], np.ndarray],
     windows: Windows | None,
 ) -> dict[str, Any]:
-    if isinstance(windows, WordWindows):
-        columns = windows.columns(batch, numbers)
-        return {**columns, "length": list(map(len, columns["input_ids"]))}
-    labels = targets(batch["label"])
     if windows is None:
-        columns = dict(encoder(read_by_model(batch)))
+        columns: dict[str, Any] = dict(encoder(read_by_model(batch)))
+        columns["labels"] = targets(batch["label"])
     else:
-        places, rows = zip(*windows.rows(batch["text"]), strict=True)
+        places, rows = zip(*windows.rows(batch["text"], batch["label"]), strict=True)
         columns = to_columns(rows)
         columns[COLUMN] = np.asarray(numbers)[list(places)]
-        labels = labels[list(places)]
-    return {**columns, "labels": labels, "length": list(map(len, columns["input_ids"]))}
+        if "labels" not in columns:
+            columns["labels"] = targets(batch["label"])[list(places)]
+    return {**columns, "length": list(map(len, columns["input_ids"]))}
 
 
 def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -> Dataset:

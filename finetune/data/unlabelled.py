@@ -6,10 +6,9 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 
 from finetune.data import ROW, digests, tokenize
-from finetune.data.columns import find_texts, require_columns
+from finetune.data.columns import find_complete, require_columns
 from finetune.data.sources import Source
 from finetune.data.splits import ORDER, Plan, index_rows
-from finetune.data.targets import refuse_or_drop
 from finetune.errors import Findings, UserError
 
 #: The name of these rows where others have that of their split.
@@ -41,19 +40,10 @@ def read_unlabelled(
     flag = "--text_columns" if len(columns) > 1 else "--text_column"
     require_columns(DatasetDict({NAME: rows}), {flag: columns}, findings)
     rows = rows.select_columns([ROW, *columns])
-    is_valid = np.ones(len(rows), dtype=bool)
-    for column in columns:
-        mask = find_texts(rows, column)
-        description, fix = f"without a text in '{column}'", "--drop_invalid leaves them out"
-        missing = np.flatnonzero(~mask)
-        refuse_or_drop(findings, description, fix, missing, rows, NAME, plan.drop_invalid)
-        is_valid &= mask
+    is_complete = find_complete(rows, NAME, columns, (), plan.drop_invalid, findings)
     findings.raise_errors()
-    rows = rows.select(np.flatnonzero(is_valid))
-    if len(columns) > 1:
-        rows = tokenize.combined(DatasetDict({NAME: rows}), columns)[NAME]
-    elif columns[0] != "text":
-        rows = rows.rename_column(columns[0], "text")
+    dataset = DatasetDict({NAME: rows.select(np.flatnonzero(is_complete))})
+    rows = tokenize.combined(dataset, columns)[NAME]
     train = splits["train"]
     label = [train[0]["label"]] * len(rows)
     rows = rows.add_column("label", label, feature=train.features["label"])

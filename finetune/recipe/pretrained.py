@@ -67,10 +67,7 @@ class TextRecipe(Recipe, TextOptions):
             options = dataclasses.replace(options, task=task)
         encoded = kinds.encode_labels(label_columns, options, self.report)
         dataset = dataset.remove_columns(labels)
-        if self.text_columns is not None:
-            dataset = tokenize.combined(dataset, texts)
-        elif texts[0] != "text":
-            dataset = dataset.rename_column(texts[0], "text")
+        dataset = tokenize.combined(dataset, texts)
         dataset = encoded.added_to(dataset)
         if options.task == "single_label" and self.is_ordinal(dataset["train"]):
             reason = "the classes have the order of the recipe"

@@ -44,10 +44,10 @@ class TokenRecipe(TextRecipe):
         """Return ``dataset`` with ``text`` and ``label``, the words with their tags, see
         :mod:`finetune.data.tags`. Other columns are kept.
         """
-        from finetune.data import prediction_columns, tags
+        from finetune.data import tags
         from finetune.data.labels import parse_label_map
 
-        options = tags.TagOptions(
+        reader = tags.TagReader(
             text=self.text_column,
             tokens=self.token_column,
             labels=self.label_column,
@@ -55,10 +55,9 @@ class TokenRecipe(TextRecipe):
             renames=parse_label_map(self.label_map),
             drop_invalid=self.drop_invalid,
         )
-        columns = tags.find_columns(dataset, options)
-        dataset = prediction_columns.set_aside(dataset, read=[columns.labels, columns.input])
-        dataset, unmapped, reason = tags.read(dataset, columns, options, self.report)
-        self.report.facts = Facts([columns.labels], unmapped, reason)
+        dataset, column, reason = reader.read(dataset, self.report)
+        unmapped = sorted(reader.renames.keys() - reader.names)
+        self.report.facts = Facts([column], unmapped, reason)
         return dataset
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
