@@ -212,8 +212,9 @@ def _error_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[A
     confidence = spurious.map(itemgetter("probability")).groupby(level=0).max()
     confidence = confidence.reindex(wrong, fill_value=0.0)
     confidence = confidence.sort_values(ascending=False, kind="stable")
+    probabilities: dict[Any, float] = confidence.head(_MAX_MISTAKES).to_dict()
     lines = []
-    for index, value in confidence.head(_MAX_MISTAKES).items():
+    for index, value in probabilities.items():
         row = table.loc[index]
         probability = f"{value:.1%}" if value else "missed"
         cells = [Cell(str(row["id"])), Cell(_marked(row), kind="text")]

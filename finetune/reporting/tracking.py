@@ -114,9 +114,9 @@ class Trackers(TrainerCallback):
         for name, kind in _KINDS.items():
             tracker = trainer.pop_callback(kind)
             if type(tracker) is library.MLflowCallback:  # not a subclass, such as DagsHub's
-                tracker = _MLflow()
+                tracker = _MLflow()  # type: ignore[no-untyped-call]
             elif type(tracker) is library.WandbCallback:
-                tracker = _Wandb()
+                tracker = _Wandb()  # type: ignore[no-untyped-call]
             if tracker is not None:
                 self._trackers[name] = tracker
         trainer.add_callback(self)

@@ -130,7 +130,7 @@ class Tokens(Task[ScoredEntities]):
         def entities_in(column: str) -> np.ndarray:
             spans = table[column].explode().dropna()
             entities = pd.DataFrame(spans.tolist(), spans.index, ["start", "end", "label"])
-            entities["label"] = pd.Index(self.types).get_indexer(entities["label"])
+            entities["label"] = pd.Index(self.types).get_indexer(pd.Index(entities["label"]))
             return entities.reset_index().to_numpy(np.int64)
 
         words = table[[WORDS, RIGHT_WORDS]].to_numpy()
