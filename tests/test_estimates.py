@@ -144,13 +144,13 @@ def test_intervals_over_seeds_cover_the_true_values(seeds: int, deviation: float
     for _ in range(300):
         ease = generator.normal(0, 1.5, 200)
         first, second = replicates(ease), replicates(ease)
-        mean = estimates.estimate_over_seeds(first, SHARE, 200)
+        mean = estimates.estimate(first, SHARE, 200)
         difference = estimates.difference_over_seeds(first, second)
         of_mean += mean.low <= 0.8 <= mean.high
         of_difference += difference.low <= 0 <= difference.high
     assert of_mean / 300 > 0.92
     assert of_difference / 300 > 0.92
     assert mean.high - mean.low < 0.5
-    assert math.isnan(estimates.estimate_over_seeds(first[:2], SHARE, 200).low)
+    assert math.isnan(estimates.estimate(first[:2], SHARE, 200).low)
     all_right = np.ones_like(first)
-    assert estimates.estimate_over_seeds(all_right, SHARE, 200).low > 0.97
+    assert estimates.estimate(all_right, SHARE, 200).low > 0.97

@@ -6,6 +6,7 @@ Everything is read from the run directory. A function returns the blocks of each
 import base64
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from markupsafe import Markup
 
 from finetune.data.prediction_columns import LABEL, PREDICTION, THUMBNAIL, without_bytes
 from finetune.errors import UserError
@@ -23,7 +25,6 @@ from finetune.reporting.tables import Cell, Table, excerpt, to_cells
 from finetune.runtime.files import replacing
 from finetune.statistics import mistakes
 from finetune.statistics.entities import ScoredEntities
-from finetune.statistics.metrics import MAX_CLASSES_OF_CONFUSION
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 
 #: The most rows of a table, and plots of targets.
@@ -31,6 +32,7 @@ _MAX_MISTAKES = 20
 _MAX_SLICES = 10
 _MAX_TARGETS = 6
 _CONTEXT = 400  # characters of a text around a mistake in it
+_MARK = Markup('<mark class="{}">{} <small>{}</small></mark>')
 
 
 @matplotlib.rc_context(plots.STYLE)
@@ -108,7 +110,7 @@ def _prediction_blocks(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> li
 
 def _class_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     blocks: list[Any] = [tables.classes(run.statistics)]
-    if len(rows.names) <= MAX_CLASSES_OF_CONFUSION:  # a plot of more classes would be unreadable
+    if run.statistics.confusion:  # a plot of more classes would be unreadable
         blocks.append([plots.confusion(rows.confusion, rows.names)])
     return blocks
 
@@ -129,16 +131,14 @@ def _label_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
 
 def _probability_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     statistics = run.statistics
-    calibration = statistics.calibration
+    calibration: Any = statistics.calibration
     curves = plots.ranking(rows, statistics.classes or {})
-    if not calibration:
-        return [curves]
     sentence = (
         "The expected calibration error (the mean gap between confidence and accuracy) is "
         f"{calibration['expected_calibration_error']:.3f}. A calibrated model stays below "
         f"{calibration['calibrated']:.3f} on 95 of 100 test sets of this size."
     )
-    scaling = calibration.get("temperature")  # a run of an earlier version has none
+    scaling = calibration.get("temperature")  # None if no temperature calibrates
     if scaling and scaling["temperature"] != 1:
         before, after = scaling["before"], scaling["after"]
         sentence += (
@@ -207,19 +207,18 @@ def _entity_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[
 
 def _error_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[Any]:
     wrong = np.flatnonzero(~rows.is_correct)
-    confidence = np.zeros(len(rows))  # of the most probable wrong entity of each row
-    probabilities = [span["probability"] for spans in table[PREDICTION] for span in spans]
-    np.maximum.at(
-        confidence,
-        rows.predicted[~rows.is_found, 0],
-        np.array(probabilities, dtype=np.float64)[~rows.is_found],
-    )
+    spurious = table[PREDICTION].explode().dropna()[~rows.is_found]
+    # of the most probable wrong entity of each row
+    confidence = spurious.map(itemgetter("probability")).groupby(level=0).max()
+    confidence = confidence.reindex(wrong, fill_value=0.0)
+    confidence = confidence.sort_values(ascending=False, kind="stable")
+    probabilities: dict[Any, float] = confidence.head(_MAX_MISTAKES).to_dict()
     lines = []
-    for index in wrong[np.argsort(-confidence[wrong], kind="stable")][:_MAX_MISTAKES].tolist():
-        row = table.iloc[index]
-        cell = Cell("", kind="text", parts=_marked(row))
-        probability = f"{confidence[index]:.1%}" if confidence[index] else "missed"
-        lines.append([Cell(str(row["id"])), cell, Cell(probability, kind="number")])
+    for index, value in probabilities.items():
+        row = table.loc[index]
+        probability = f"{value:.1%}" if value else "missed"
+        cells = [Cell(str(row["id"])), Cell(_marked(row), kind="text")]
+        lines.append([*cells, Cell(probability, kind="number")])
     sentence = (
         f"{len(wrong):,} of {len(rows):,} rows have an entity that is missed, spurious, of another "
         "type or of other words. Below, the labels of a row come first, then its predictions."
@@ -228,7 +227,7 @@ def _error_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[A
     return [sentence, Table("The most confident mistakes", header, lines)]
 
 
-def _marked(row: Any) -> list[tuple[str, str, str]]:
+def _marked(row: Any) -> Markup:
     """Return a text with its labelled entities marked, then with the predicted ones, from before
     the first wrong one.
     """
@@ -240,18 +239,19 @@ def _marked(row: Any) -> list[tuple[str, str, str]]:
     first = max(0, min(wrong)[0] - _CONTEXT)
     last = min(wrong)[1] + _CONTEXT
     text = row["text"]
-    parts: list[tuple[str, str, str]] = []
+    lines = []
     for spans in places:
-        parts.append(("\n" if parts else "", "", ""))
+        line = Markup()  # which escapes what is added to it
         end = first
         for span in spans:
             start, stop, name = span
             if first <= start and stop <= last:
-                parts.append((text[end:start], "", ""))
-                parts.append((text[start:stop], name, "bad" if span in wrong else "good"))
+                kind = "bad" if span in wrong else "good"
+                line += text[end:start]
+                line += _MARK.format(kind, text[start:stop], name)
                 end = stop
-        parts.append((text[end:last], "", ""))
-    return parts
+        lines.append(line + text[end:last])
+    return Markup("\n").join(lines)
 
 
 def _examples(

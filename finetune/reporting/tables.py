@@ -36,19 +36,16 @@ class Cell:
     """A cell of a table.
 
     Attributes:
-        text: The text.
+        text: The text; only ``Markup`` is taken for HTML.
         note: A smaller text after it, e.g. an interval.
         kind: The CSS class: ``number``, ``text`` (of any length), ``good`` or ``bad``.
         image: The URL of an image before the text.
-        parts: Instead of the text, its parts: the text of each, its name and its CSS class; both
-            are empty of what is not marked.
     """
 
     text: str
     note: str = ""
     kind: str = ""
     image: str = ""
-    parts: Sequence[tuple[str, str, str]] = ()
 
 
 @dataclass(frozen=True)

@@ -113,8 +113,10 @@ class Trackers(TrainerCallback):
         """Take the trackers of a trainer, which then calls only this callback."""
         for name, kind in _KINDS.items():
             tracker = trainer.pop_callback(kind)
-            if type(tracker) in _REPLACEMENTS:  # not a subclass, such as DagsHub's
-                tracker = _REPLACEMENTS[kind]()
+            if type(tracker) is library.MLflowCallback:  # not a subclass, such as DagsHub's
+                tracker = _MLflow()  # type: ignore[no-untyped-call]
+            elif type(tracker) is library.WandbCallback:
+                tracker = _Wandb()  # type: ignore[no-untyped-call]
             if tracker is not None:
                 self._trackers[name] = tracker
         trainer.add_callback(self)
@@ -221,10 +223,6 @@ class _Wandb(library.WandbCallback):
 
         if self.is_owner:
             wandb.finish()
-
-
-#: Callbacks that replace those of the library.
-_REPLACEMENTS: dict[Any, Any] = {library.MLflowCallback: _MLflow, library.WandbCallback: _Wandb}
 
 
 def _active_run() -> Any:

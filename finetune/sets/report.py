@@ -19,7 +19,7 @@ from finetune.reporting import plots, tables
 from finetune.reporting.tables import Table, format_score, score_row
 from finetune.sets import require_optuna
 from finetune.sets.run_set import RunSet
-from finetune.statistics.estimates import estimate_over_seeds
+from finetune.statistics.estimates import estimate
 from finetune.statistics.functions import Metric
 from finetune.statistics.metrics import NamedMetrics, max_effective_rows
 
@@ -94,7 +94,7 @@ def estimate_means(rows: Sequence[Any], metrics: NamedMetrics) -> dict[str, dict
     for name, metric in metrics.items():
         replicates = replicate_runs(rows, metric)
         limit = max_effective_rows(rows[0], metric)
-        score = asdict(estimate_over_seeds(replicates, metric.scale, limit))
+        score = asdict(estimate(replicates, metric.scale, limit))
         scores[name] = score | {"deviation": float(replicates[:, 0].std(ddof=1))}
     return scores
 

@@ -1,6 +1,5 @@
 """The trials of a search, in rank 0: Optuna proposes their options, and is told their scores."""
 
-import contextlib
 import dataclasses
 import math
 import shutil
@@ -22,7 +21,7 @@ from optuna.samplers import BruteForceSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 from transformers import EvalPrediction
 
 from finetune.errors import Pruned, RunError, UserError
@@ -33,7 +32,7 @@ from finetune.runs.directory import VALIDATION, is_locked, lock_directory
 from finetune.runtime.files import to_json_values, write_whole
 from finetune.sets.run_set import RunSet
 
-JOURNAL = "study.journal"
+JOURNAL, _NAME = "study.journal", "search"
 BEST = "best.yaml"  # the options of the best trial, for --config
 #: Trials that are not pruned, because there is too little to compare with; and random trials.
 STARTUP_TRIALS = 5
@@ -45,9 +44,8 @@ PRUNERS: dict[str, Callable[[int], BasePruner]] = {
     "hyperband": lambda epochs: HyperbandPruner(max_resource=epochs),
     "none": lambda epochs: NopPruner(),
 }
-#: Attributes of a trial: the number of the killed trial that it continues, how often it was killed,
-#: and why it failed or was pruned.
-_CONTINUES, _KILLS, _REASON = "continues", "kills", "reason"
+#: Attributes of a trial: how often its process was killed, and why it failed or was pruned.
+_KILLS, _REASON = "kills", "reason"
 _MAX_KILLS = 3  # then the trial fails
 #: A search ends if this many trials have failed and none has succeeded.
 _MAX_FAILURES = 3
@@ -103,26 +101,33 @@ class Trials:
         """
         study = self._study
         with self._lock:
-            self._continue_killed()
-            begun = list_trials(study)
-            failed = [reason_of(trial) for trial in begun if trial.state == TrialState.FAIL]
-            if len(failed) == len(begun) >= _MAX_FAILURES:
-                raise RunError(f"the first {len(begun)} trials failed: {failed[-1]}")
-            if len(begun) >= count:
-                return None
-            if not trials_in(study, TrialState.WAITING):
+            number = self._find_killed()
+            if number is None:
+                begun = trials_in(study)
+                failed = [reason_of(trial) for trial in begun if trial.state == TrialState.FAIL]
+                if len(failed) == len(begun) >= _MAX_FAILURES:
+                    raise RunError(f"the first {len(begun)} trials failed: {failed[-1]}")
+                if len(begun) >= count:
+                    return None
                 params = self._propose(begun)
                 if params is None:
                     return None
-                study.enqueue_trial(params)
-            trial = study.ask(dict(self.space))
-            path = self._path(trial.number)
-            if (killed := trial.user_attrs.get(_CONTINUES)) is not None:
-                with contextlib.suppress(FileNotFoundError):  # killed before it began
-                    self._path(killed).rename(path)
+                number = len(begun)
+                trial = create_trial(
+                    state=TrialState.RUNNING, params=params, distributions=dict(self.space)
+                )
+                study.add_trial(trial)
+            path = self._path(number)
             lock_directory(path)
-        self._current, self._last_step = trial, 0
-        return Trial(trial.params, path)
+        self._current = self._open_trial(number)
+        return Trial(self._current.params, path)
+
+    def _open_trial(self, number: int) -> optuna.Trial:
+        """Return a running trial, to report scores; ``Study.ask`` only returns new ones."""
+        storage = open_storage(self.run_set)
+        study_id = storage.get_study_id_from_name(_NAME)
+        trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        return optuna.Trial(self._study, trial_id)
 
     def _propose(self, begun: Sequence[FrozenTrial]) -> dict[str, Any] | None:
         """Return values that no trial has had; None if there are none left.
@@ -147,35 +152,32 @@ class Trials:
 
     def count(self) -> int:
         """Return the number of trials that have begun."""
-        return len(list_trials(self._study))
+        return len(trials_in(self._study))
 
-    def _continue_killed(self) -> None:
-        """Enqueue trials whose process is gone again, from their checkpoint."""
-        study = self._study
-        unlocked = set()
-        for trial in trials_in(study, TrialState.RUNNING):
-            if not is_locked(self._path(trial.number)):
-                unlocked.add(trial.number)
-        for trial in trials_in(study, TrialState.RUNNING):  # one may have ended
-            if trial.number not in unlocked:
-                continue
-            kills = trial.user_attrs.get(_KILLS, 0) + 1
-            study.tell(trial.number, state=TrialState.FAIL)
-            if kills < _MAX_KILLS:
-                attributes = {_CONTINUES: trial.number, _KILLS: kills}
-                study.enqueue_trial(trial.params, user_attrs=attributes)
+    def _find_killed(self) -> int | None:
+        """Return the number of a trial whose process is gone; it continues from its checkpoint."""
+        running = trials_in(self._study, TrialState.RUNNING)
+        unlocked = {trial.number for trial in running if not is_locked(self._path(trial.number))}
+        for trial in trials_in(self._study, TrialState.RUNNING):  # one may have ended
+            if trial.number in unlocked:
+                kills = trial.user_attrs.get(_KILLS, 0) + 1
+                if kills < _MAX_KILLS:
+                    self._open_trial(trial.number).set_user_attr(_KILLS, kills)
+                    return trial.number
+                self._study.tell(trial.number, state=TrialState.FAIL)
+        return None
 
     def should_prune(self, history: Sequence[Mapping[str, Any]], by_epoch: bool) -> bool:
         """Tell Optuna the evaluations so far, and return whether the trial is worse than others."""
         unit = "step"
         if by_epoch:
             unit = "epoch"
+        reported = trials_in(self._study)[self._current.number].intermediate_values
         for entry in history:
             step = round(entry[unit])
             score = self._scores([entry])
-            if step > self._last_step and score:
+            if step > max(reported, default=0) and score:
                 self._current.report(score[0], step)
-                self._last_step = step
         return self._current.should_prune()
 
     def tell(self, trial: Trial, failure: Exception | None) -> str:
@@ -200,8 +202,6 @@ class Trials:
             if isinstance(failure, Pruned):
                 state, ending = TrialState.PRUNED, reason
             self._study.tell(self._current, state=state)
-        if (killed := self._current.user_attrs.get(_CONTINUES)) is not None:
-            values += f"; it was {trial_name(killed)} before its process ended"
         line = f"{trial.path.name}: {ending} ({values})"
         if deleted := ", ".join(self._delete_checkpoints()):
             line += f"; deleted the checkpoints of {deleted}"
@@ -220,7 +220,7 @@ class Trials:
         """Delete the checkpoints of all finished trials but the best, and yield their names."""
         with self._lock:  # of two processes one may not know the best trial of the other
             best = self._best()
-            for frozen in self._study.get_trials(deepcopy=False):
+            for frozen in trials_in(self._study):
                 paths = checkpoints.list_checkpoints(self._path(frozen.number))
                 is_best = best is not None and frozen.number == best.number
                 if paths and frozen.state.is_finished() and not is_best:
@@ -245,7 +245,7 @@ class Trials:
             if trials_in(self._study, TrialState.RUNNING):
                 return None
             if (best := self._best()) is None:
-                reasons = sorted(set(map(reason_of, list_trials(self._study))))
+                reasons = sorted(set(map(reason_of, trials_in(self._study))))
                 raise RunError(f"no trial has a score: {'; '.join(reasons)}")
             path = self._path(best.number)
             if is_locked(path):
@@ -326,25 +326,19 @@ def _estimate_optimism(runs: Sequence[Run], metric: str, greater_is_better: bool
     return None
 
 
-def trials_in(study: optuna.Study, state: TrialState) -> list[FrozenTrial]:
-    """Return the trials in a state."""
-    return study.get_trials(deepcopy=False, states=[state])
-
-
-def list_trials(study: optuna.Study) -> list[FrozenTrial]:
-    """Return the trials that have begun, without killed ones that another trial continues."""
-    trials = study.get_trials(deepcopy=False)
-    continued = {trial.user_attrs.get(_CONTINUES) for trial in trials}
-    begun = []
-    for trial in trials:
-        if trial.state != TrialState.WAITING and trial.number not in continued:
-            begun.append(trial)
-    return begun
+def trials_in(study: optuna.Study, *states: TrialState) -> list[FrozenTrial]:
+    """Return the trials in some states, by default all, in the order of their numbers."""
+    return study.get_trials(deepcopy=False, states=states or None)
 
 
 def reason_of(trial: FrozenTrial) -> str:
     """Return why a trial failed or was pruned."""
     return str(trial.user_attrs.get(_REASON, f"its process was killed {_MAX_KILLS} times"))
+
+
+def open_storage(run_set: RunSet) -> JournalStorage:
+    """Return the journal of a search."""
+    return JournalStorage(JournalFileBackend(str(run_set.path / JOURNAL)))
 
 
 def open_study(run_set: RunSet) -> optuna.Study:
@@ -354,18 +348,18 @@ def open_study(run_set: RunSet) -> optuna.Study:
         UserError: If the journal is damaged.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    path = run_set.path / JOURNAL
     direction = StudyDirection.MINIMIZE
     if run_set.manifest.greater_is_better:
         direction = StudyDirection.MAXIMIZE
     try:
         return optuna.create_study(
-            study_name="search",
-            storage=JournalStorage(JournalFileBackend(str(path))),
+            study_name=_NAME,
+            storage=open_storage(run_set),
             direction=direction,
             load_if_exists=True,
         )
     except (ValueError, KeyError, TypeError, AssertionError) as error:
+        path = run_set.path / JOURNAL
         raise UserError(
             f"{path} is damaged: {error}; remove its directory, or restore it"
         ) from error

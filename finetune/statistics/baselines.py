@@ -2,6 +2,7 @@
 naive Bayes if there are many classes.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -159,9 +160,8 @@ def _bag_of_words(
         return
     rows = np.random.default_rng(data.seed).permutation(len(train))[:max_rows]
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=max_terms)
-    # in batches, because reading a column loads all of it
-    columns = (data.splits[name].select_columns([data.column]) for name in splits)
-    texts = (text for rows in columns for batch in rows.iter(1000) for text in batch[data.column])
+    # a column is read row by row
+    texts = itertools.chain(*(data.splits[name][data.column] for name in splits))
     try:
         terms = vectorizer.fit_transform(train[data.column][rows.tolist()])
         outputs = fit(terms, vectorizer.transform(texts), rows)

@@ -9,16 +9,15 @@ are those of ``seqeval`` in strict mode for these entities written in IOB2.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from finetune.data.words import UNLABELLED
 from finetune.statistics.estimates import leave_out
-from finetune.statistics.scored import Kind, Scored
+from finetune.statistics.scored import Kind, NamedRows
 
 
 def find_entities(tags: np.ndarray) -> np.ndarray:
@@ -47,18 +46,17 @@ def in_iob2(tags: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredEntities(Scored):
+class ScoredEntities(NamedRows):
     """Entities of rows. ``labels`` are the true ones: row, first word, end and type of each, int64,
     shape ``(entities, 4)``; words are counted in any unit.
     """
 
     predicted: np.ndarray  # the predicted ones
     words: np.ndarray  # words of each row, and those with the right IOB2 tag: (rows, 2)
-    names: Sequence[str]  # the types
     kind: ClassVar[Kind] = "entities"
 
     @classmethod
-    def of_tags(cls, labels: np.ndarray, tags: np.ndarray, names: Sequence[str]) -> ScoredEntities:
+    def of_tags(cls, labels: np.ndarray, tags: np.ndarray, names: list[str]) -> ScoredEntities:
         """Return the entities of true and predicted tags, both of shape ``(places,)``."""
         is_word = labels != UNLABELLED
         rows = np.cumsum(~is_word) - ~is_word
@@ -71,7 +69,7 @@ class ScoredEntities(Scored):
 
         is_right = is_word & (true == predicted)
         words = [np.bincount(rows[mask], minlength=count) for mask in (is_word, is_right)]
-        return cls(in_rows(true), in_rows(predicted), np.stack(words, axis=1), names)
+        return cls(in_rows(true), names, in_rows(predicted), np.stack(words, axis=1))
 
     def __len__(self) -> int:
         return len(self.words)
@@ -85,34 +83,18 @@ class ScoredEntities(Scored):
     @functools.cached_property
     def is_correct(self) -> np.ndarray:
         """Whether the predicted entities of each row are the true ones, bool, ``(rows,)``."""
-        counts = []
-        for entities in (self.labels, self.predicted, self.predicted[self.is_found]):
-            counts.append(np.bincount(entities[:, 0], minlength=len(self)))
-        return np.asarray((counts[0] == counts[1]) & (counts[1] == counts[2]))
+        return np.asarray(self.differences(self.labels) == 0)
 
-    @functools.cached_property
-    def tallies(self) -> tuple[np.ndarray, ...]:
-        """For each type the number of correctly predicted, of true and of predicted entities:
-        replicates, each of shape ``(1 + groups, types)``.
+    def _occurrences(self) -> Iterable[tuple[Any, np.ndarray]]:
+        for entities in (self.predicted[self.is_found], self.labels, self.predicted):
+            yield entities[:, 0], entities[:, 3]
+
+    def differences(self, entities: np.ndarray) -> np.ndarray:
+        """Return for each row how many entities are only predicted, or only in ``entities``, of the
+        same shape: ``(rows,)``.
         """
-        shape = int(self.groups.max(initial=-1)) + 1, len(self.names)
-
-        def sums(entities: np.ndarray) -> np.ndarray:
-            cells = self.groups[entities[:, 0]] * shape[1] + entities[:, 3]
-            counts = np.bincount(cells, minlength=math.prod(shape))
-            return leave_out(counts.reshape(shape).astype(np.float64))
-
-        return sums(self.predicted[self.is_found]), sums(self.labels), sums(self.predicted)
-
-    @property
-    def supports(self) -> np.ndarray:
-        """The number of true entities of each type, int64, shape ``(types,)``."""
-        return np.asarray(self.tallies[1][0].astype(np.int64))
-
-    def differences(self, other: ScoredEntities) -> np.ndarray:
-        """Return for each row how many entities only one of two models predicts, ``(rows,)``."""
-        entities = (set(map(tuple, rows.predicted.tolist())) for rows in (self, other))
-        rows = [row for row, *_ in set.symmetric_difference(*entities)]
+        sets = (set(map(tuple, table.tolist())) for table in (self.predicted, entities))
+        rows = [row for row, *_ in set.symmetric_difference(*sets)]
         return np.bincount(np.array(rows, dtype=np.int64), minlength=len(self)).astype(float)
 
     def counts(self, *, of_words: bool) -> tuple[int, int]:

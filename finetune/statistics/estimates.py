@@ -83,42 +83,42 @@ def replicate(function: Function, groups: np.ndarray, *arrays: np.ndarray) -> np
 
 
 def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
-    """Return the value of a metric with its confidence interval.
+    """Return the value of a metric with its confidence interval, or its mean over trainings with
+    other seeds, with an interval for other seeds and other test rows.
 
     A metric between two limits has Wilson's interval at the effective sample size: the number of
     independent rows whose standard error equals that of the jackknife. It has a width even if every
     row is correct, and is corrected for bias, which the macro F1 of many classes has. The interval
     of other metrics is symmetric on their scale, by Student's t.
 
+    Over seeds, the variances of seeds and of rows add, without the part that is in both; the
+    degrees of freedom are Satterthwaite's. Readers and cases in radiology have the same design
+    (Obuchowski and Rockette, Communications in Statistics 24, 1995; Hillis, Statistics in Medicine
+    26, 2007). With two seeds there is no interval: it would cover 88% where seeds differ much.
+
     Args:
-        replicates: Shape ``(1 + groups,)``; NaN where the metric is not defined.
+        replicates: Shape ``(1 + groups,)``, or of several models on the same rows ``(seeds, 1 +
+            groups)``; NaN where the metric is not defined.
         scale: The scale of the metric.
         rows: The upper limit of the effective sample size.
     """
-    fewest = 1 if scale.forward is None else MIN_ROWS
-    if rows < fewest or not np.isfinite(replicates).all():
-        return Estimate(float(replicates[0]))
-    quantile = _quantile(replicates, rows)
-    return _interval(replicates[None], scale, rows, lambda scaled: (_error(scaled[0]), quantile))
-
-
-def _interval(
-    replicates: np.ndarray,
-    scale: Scale,
-    rows: float,
-    measure: Callable[[np.ndarray], tuple[float, float]],
-) -> Estimate:
-    """Return the estimate of one model, or of the mean over seeds: shape ``(seeds, 1 + groups)``.
-
-    ``measure`` returns the standard error and the quantile of replicates of that shape.
-    """
+    replicates = np.atleast_2d(replicates)
+    seeds = len(replicates)
     value = float(replicates[:, 0].mean())
+    fewest = MIN_ROWS
+    if seeds == 1 and scale.forward is None:
+        fewest = 1
+    if seeds == 2 or rows < fewest or not np.isfinite(replicates).all():
+        return Estimate(value)
     with np.errstate(all="ignore"):
         scaled = replicates if scale.forward is None else scale.forward(replicates)
     is_scaled = scale.forward is not None and bool(np.isfinite(scaled).all())
     scaled = scaled if is_scaled else replicates  # e.g. the logarithm of an error of 0
-    error, quantile = measure(scaled)
     mean = scaled.mean(axis=0)
+    if seeds == 1:
+        error, quantile = _error(mean), _quantile(mean, rows)
+    else:
+        error, quantile = _error_over_seeds(scaled)
     if scale.forward is None:  # Wilson's interval at the effective sample size
         width = scale.highest - scale.lowest
         share, error = (value - scale.lowest) / width, error / width
@@ -133,28 +133,9 @@ def _interval(
     return Estimate(value, min(value, float(ends[0])), max(value, float(ends[1])))
 
 
-def estimate_over_seeds(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
-    """Return the mean of a metric over trainings with other seeds, with its confidence interval for
-    other seeds and other test rows.
-
-    The variances of seeds and of rows add, without the part that is in both; the degrees of freedom
-    are Satterthwaite's. Readers and cases in radiology have the same design (Obuchowski and
-    Rockette, Communications in Statistics 24, 1995; Hillis, Statistics in Medicine 26, 2007). With
-    two seeds there is no interval: it would cover 88% where seeds differ much.
-
-    Args:
-        replicates: Of the models on the same rows, shape ``(seeds, 1 + groups)``.
-        scale: The scale of the metric.
-        rows: The upper limit of the effective sample size.
-    """
-    if len(replicates) < 3 or rows < MIN_ROWS or not np.isfinite(replicates).all():
-        return Estimate(float(replicates[:, 0].mean()))
-    return _interval(replicates, scale, rows, _error_over_seeds)
-
-
 def difference_over_seeds(first: np.ndarray, second: np.ndarray) -> Estimate:
     """Return the mean of the second models minus that of the first, with a confidence interval as
-    in :func:`estimate_over_seeds`. Both have shape ``(seeds, 1 + groups)``, on the same rows.
+    in :func:`estimate`. Both have shape ``(seeds, 1 + groups)``, on the same rows.
     """
     value = float(second[:, 0].mean() - first[:, 0].mean())
     if min(len(first), len(second)) < 2 or not np.isfinite([first.sum(), second.sum()]).all():

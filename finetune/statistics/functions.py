@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from finetune.statistics.estimates import Scale, replicate, replicate_mean
+from finetune.statistics.estimates import Scale, leave_out, replicate, replicate_mean
 from finetune.statistics.scored import PRECISION, ROC, Kind, ScoredLabels, ScoredRows
 
 SHARE = Scale(0.0, 1.0)
@@ -42,7 +42,7 @@ def _averaged(name: str, average: str) -> Function:
     """
 
     def function(rows: Any) -> np.ndarray:
-        correct, true, predicted, *_ = rows.tallies
+        correct, true, predicted = rows.tallies
         denominator = {"precision": predicted, "recall": true, "f1": (true + predicted) / 2}[name]
         scores = _divide(correct, denominator)
         occurs = true + predicted > 0
@@ -63,7 +63,7 @@ def _averaged(name: str, average: str) -> Function:
 
 def _matthews_correlation(rows: ScoredRows) -> np.ndarray:
     """Return Matthews correlation for several classes (Gorodkin, Comput. Biol. Chem., 2004)."""
-    correct, true, predicted, *_ = rows.tallies
+    correct, true, predicted = rows.tallies
     count = true.sum(axis=1)
     covariance = correct.sum(axis=1) * count - (true * predicted).sum(axis=1)
     variances = (count**2 - (predicted**2).sum(axis=1)) * (count**2 - (true**2).sum(axis=1))
@@ -74,7 +74,8 @@ def _quadratic_kappa(rows: ScoredRows) -> np.ndarray:
     """Return Cohen's kappa with quadratic weights (Psychological Bulletin 70, 1968); NaN if one
     class is the true and the predicted class of all rows.
     """
-    _, true, predicted, off_squared = rows.tallies
+    _, true, predicted = rows.tallies
+    off_squared = leave_out(np.bincount(rows.groups, rows.class_distance**2))
     classes = np.arange(true.shape[1])
     count = true.sum(axis=1)
     # the sum of true_i predicted_j (i - j)^2 / count over all pairs, multiplied out
@@ -82,7 +83,7 @@ def _quadratic_kappa(rows: ScoredRows) -> np.ndarray:
     products = (true * classes).sum(axis=1) * (predicted * classes).sum(axis=1)
     expected = squares - 2 * _divide(products, count)
     is_undefined = expected <= 1e-9 * squares  # zero but for rounding
-    kappa = 1 - off_squared.sum(axis=1) / np.where(is_undefined, 1, expected)
+    kappa = 1 - off_squared / np.where(is_undefined, 1, expected)
     return np.where(is_undefined, np.nan, kappa)
 
 
@@ -109,19 +110,14 @@ def _f1_of_rows(rows: ScoredLabels) -> np.ndarray:
 
 def _log_losses(rows: ScoredLabels) -> np.ndarray:
     """Return the log loss of each row, averaged over the labels, in nats, shape ``(rows,)``."""
-    losses = []
-    for block, probabilities in rows.probabilities.row_blocks():
-        of_label = np.where(rows.labels[block], probabilities, 1 - probabilities)
-        losses.append(-np.log(np.maximum(of_label, np.finfo(np.float64).eps)).mean(axis=1))
-    return np.concatenate(losses)
+    probabilities = rows.probabilities.rows()
+    of_label = np.where(rows.labels, probabilities, 1 - probabilities)
+    return np.asarray(-np.log(np.maximum(of_label, np.finfo(np.float64).eps)).mean(axis=1))
 
 
 def _squared_errors(rows: ScoredLabels) -> np.ndarray:
     """Return the squared error of the probabilities, averaged over the labels, ``(rows,)``."""
-    errors = []
-    for block, probabilities in rows.probabilities.row_blocks():
-        errors.append(np.square(probabilities - rows.labels[block]).mean(axis=1))
-    return np.concatenate(errors)
+    return np.asarray(np.square(rows.probabilities.rows() - rows.labels).mean(axis=1))
 
 
 def _over_targets(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Function:

@@ -82,21 +82,20 @@ def fit_classes(
     if classes > MAX_CLASSES_OF_REGRESSION:
         one_hot = np.eye(classes)[labels]
         return fit_numbers(features, _CLASS_LOGIT * one_hot, row_weights, has_bias=has_bias)
-    scaler = _Scaler.fit(features, has_bias)
+    scaled, mean, scale = _scale(features, has_bias)
     weight = np.zeros((classes, features.shape[1]))
     bias = np.zeros(classes)
     present, targets = np.unique(labels, return_inverse=True)
     if len(present) > 1:
-        coefficients, intercepts = _fit_logistic(
-            scaler(features), targets, row_weights, has_bias=has_bias
-        )
+        coefficients, intercepts = _fit_logistic(scaled, targets, row_weights, has_bias=has_bias)
         if len(present) == 2:  # scikit-learn has one output: the second logit minus the first
             coefficients = np.concatenate([-coefficients, coefficients]) / 2
             intercepts = np.concatenate([-intercepts, intercepts]) / 2
         weight[present], bias[present] = coefficients, intercepts
     if has_bias and len(present) < classes:
         bias[np.setdiff1d(np.arange(classes), present)] = bias[present].min() - 1
-    return scaler.undo(weight, bias)
+    weight /= scale
+    return Linear(weight, bias - weight @ mean)
 
 
 def fit_labels(
@@ -142,38 +141,24 @@ def fit_numbers(
     from sklearn.linear_model import RidgeCV
     from threadpoolctl import threadpool_limits
 
-    scaler = _Scaler.fit(features, has_bias)
+    scaled, mean, scale = _scale(features, has_bias)
     deviation = targets.std(axis=0)
     deviation[deviation == 0] = 1
     with threadpool_limits(1):
         ridge = RidgeCV(_ALPHAS, fit_intercept=has_bias)
-        ridge.fit(scaler(features), targets / deviation, row_weights)
-    weight = np.atleast_2d(ridge.coef_) * deviation[:, None]
-    bias = np.atleast_1d(ridge.intercept_) * deviation
-    return scaler.undo(weight, np.broadcast_to(bias, len(weight)))
+        ridge.fit(scaled, targets / deviation, row_weights)
+    weight = np.atleast_2d(ridge.coef_) * deviation[:, None] / scale
+    return Linear(weight, ridge.intercept_ * deviation - weight @ mean)
 
 
-@dataclass(frozen=True, eq=False)
-class _Scaler:
-    """Moves features to mean 0, and scales all of them by one number to variance 1."""
-
-    mean: np.ndarray
-    scale: float
-
-    @classmethod
-    def fit(cls, features: np.ndarray, has_bias: bool) -> "_Scaler":
-        features = features.astype(np.float64)
-        mean = features.mean(axis=0) if has_bias else np.zeros(features.shape[1])
-        deviation = np.sqrt(np.mean((features - mean) ** 2))
-        return cls(mean, float(deviation) or 1.0)
-
-    def __call__(self, features: np.ndarray) -> np.ndarray:
-        return np.asarray((features.astype(np.float64) - self.mean) / self.scale)
-
-    def undo(self, weight: np.ndarray, bias: np.ndarray) -> Linear:
-        """Return a linear model of scaled features as one of the features themselves."""
-        weight = weight / self.scale
-        return Linear(weight, bias - weight @ self.mean)
+def _scale(features: np.ndarray, has_bias: bool) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return features with mean 0, all of them scaled by one number to variance 1, in float64; and
+    the means and that number. Without a bias, they keep their means.
+    """
+    features = features.astype(np.float64)
+    mean = features.mean(axis=0) if has_bias else np.zeros(features.shape[1])
+    scale = float(np.sqrt(np.mean((features - mean) ** 2))) or 1.0
+    return (features - mean) / scale, mean, scale
 
 
 def _fit_logistic(
@@ -193,29 +178,23 @@ def _fit_logistic(
 
     if row_weights is None:
         row_weights = np.ones(len(labels))
-
-    def regression(strength: float, tolerance: float) -> LogisticRegression:
-        return LogisticRegression(C=strength, fit_intercept=has_bias, tol=tolerance, max_iter=2000)
-
-    def score(strength: float) -> float:
-        """Return minus the mean log loss of rows that are left out."""
-        model, weights = regression(strength, 1e-3), {"sample_weight": row_weights[chosen]}
-        scores = cross_val_score(
-            model,
-            features[chosen],
-            labels[chosen],
-            cv=_FOLDS,
-            scoring="neg_log_loss",
-            params=weights,
-        )
-        return float(scores.mean())
-
     chosen = np.random.default_rng(0).permutation(len(labels))[:_MAX_ROWS_TO_CHOOSE]
     counts = np.bincount(labels[chosen])
     chosen = chosen[counts[labels[chosen]] >= _FOLDS]
-    strength = _STRENGTHS[-1]
+    model = LogisticRegression(C=_STRENGTHS[-1], fit_intercept=has_bias, tol=1e-3, max_iter=2000)
+    losses = {}
     with threadpool_limits(1):
         if len(np.unique(labels[chosen])) > 1:
-            strength = max(_STRENGTHS, key=score)
-        model = regression(strength, 1e-6).fit(features, labels, row_weights)
+            for strength in _STRENGTHS:
+                scores = cross_val_score(
+                    model.set_params(C=strength),
+                    features[chosen],
+                    labels[chosen],
+                    cv=_FOLDS,
+                    scoring="neg_log_loss",
+                    params={"sample_weight": row_weights[chosen]},
+                )
+                losses[strength] = -scores.mean()
+            model.set_params(C=min(losses, key=losses.__getitem__))
+        model.set_params(tol=1e-6).fit(features, labels, row_weights)
     return model.coef_, model.intercept_

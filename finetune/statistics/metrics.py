@@ -265,7 +265,7 @@ def _score_classes(rows: Any) -> dict[str, list[Estimate]]:
     F1 is 2 J / (1 + J). The Jaccard index J is a share: of the rows whose true or predicted class
     is this one, those where both are.
     """
-    correct, true, predicted, *_ = (sums[0] for sums in rows.tallies)
+    correct, true, predicted = (sums[0] for sums in rows.tallies)
     f1 = []
     for jaccard in shares(correct, true + predicted - correct):
         f1.append(Estimate(*(2 * end / (1 + end) for end in astuple(jaccard))))

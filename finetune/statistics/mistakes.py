@@ -167,13 +167,13 @@ def fit_threshold(logits: np.ndarray, is_positive: np.ndarray) -> float:
     """Return the probability threshold with the best F1 over all entries of ``logits``, midway
     between two that occur; 0.5 if no entry is positive. ``is_positive`` is bool, the same shape.
     """
-    positives = np.sort(logits[is_positive])
-    if not len(positives):
+    from sklearn.metrics import precision_recall_curve
+
+    if not is_positive.any():
         return 0.5
-    entries = np.sort(logits, axis=None)
-    levels, first = np.unique(positives, return_index=True)  # the best cut is below one of these
-    lower = np.searchsorted(entries, levels)
-    f1 = 2 * (len(positives) - first) / (len(entries) - lower + len(positives))
-    best = len(f1) - 1 - int(np.argmax(f1[::-1]))  # of equal ones the highest threshold
-    next_lower = entries[lower[best] - 1] if lower[best] else -np.inf
+    precision, recall, levels = precision_recall_curve(is_positive.ravel(), logits.ravel())
+    f1 = 2 * precision * recall / np.maximum(precision + recall, np.finfo(np.float64).tiny)
+    f1 = f1[:-1].round(12)  # the last one has no level; equal ones may differ by rounding
+    best = np.flatnonzero(f1 == f1.max())[-1]  # of equal ones the highest threshold
+    next_lower = levels[best - 1] if best else -np.inf
     return float(expit(np.array([levels[best], next_lower], dtype=np.float64)).mean())

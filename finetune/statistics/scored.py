@@ -5,20 +5,18 @@ take 400 MB as float32, and their softmax as float64 would take 800 MB.
 """
 
 import functools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array
 from scipy.special import expit, logit, logsumexp, softmax
 
 from finetune.data.prediction_columns import MAX_PROBABLE_CLASSES
 from finetune.statistics.estimates import group_rows, leave_out
 
 Kind = Literal["classes", "labels", "numbers", "entities"]
-#: The indices of the two curves in the result of :func:`area_replicates`.
+#: The indices of the two curves in :attr:`ProbableRows.areas`.
 ROC, PRECISION = 0, 1
 #: The numbers in a block: 16 MB as float64.
 AT_ONCE = 2**21
@@ -83,6 +81,18 @@ class Scored:
         """The index of the jackknife group of each row, int64, shape ``(rows,)``."""
         return group_rows(len(self))
 
+    def tally(self, rows: Any, columns: np.ndarray, width: int) -> np.ndarray:
+        """Return how often each column occurs: replicates, float64, shape ``(1 + groups, width)``.
+
+        Args:
+            rows: The row of each occurrence: indices, a mask or a slice.
+            columns: The column of each occurrence, int64, below ``width``.
+            width: The number of columns.
+        """
+        count = int(self.groups.max(initial=-1)) + 1
+        cells = np.bincount(self.groups[rows] * width + columns, minlength=count * width)
+        return leave_out(cells.reshape(count, width).astype(np.float64))
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -99,9 +109,32 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class NamedRows(Scored):
-    """Labels with names and predicted probabilities, for single-label and multi-label tasks."""
+    """Labels with names."""
 
-    names: list[str]  # the names of the classes or labels by id
+    names: list[str]  # the names of the classes, labels or types by id
+
+    def _occurrences(self) -> Iterable[tuple[Any, np.ndarray]]:
+        """Return rows and classes of what is correctly predicted, true and predicted."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def tallies(self) -> tuple[np.ndarray, ...]:
+        """For each class how often it is correctly predicted (true positives), true and predicted:
+        replicates, each of shape ``(1 + groups, classes)``. Most metrics are functions of these.
+        """
+        width = len(self.names)
+        return tuple(self.tally(rows, classes, width) for rows, classes in self._occurrences())
+
+    @property
+    def supports(self) -> np.ndarray:
+        """How often each class is true, int64, shape ``(classes,)``."""
+        return np.asarray(self.tallies[1][0].astype(np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class ProbableRows(NamedRows):
+    """Rows with predicted probabilities, for single-label and multi-label tasks."""
+
     probabilities: Probabilities  # of each class or label, shape (rows, classes)
 
     @property
@@ -115,18 +148,6 @@ class NamedRows(Scored):
             return np.asarray(np.log(np.maximum(values, limits.tiny)))
         return np.asarray(logit(np.clip(values, limits.tiny, 1 - limits.epsneg)))
 
-    @property
-    def tallies(self) -> tuple[np.ndarray, ...]:
-        """For each class the number of correctly predicted rows (true positives), of rows that have
-        it, and of rows predicted to have it: replicates, each of shape ``(1 + groups, classes)``.
-        """
-        raise NotImplementedError
-
-    @property
-    def supports(self) -> np.ndarray:
-        """The number of rows of each class, int64, shape ``(classes,)``."""
-        return np.asarray(self.tallies[1][0].astype(np.int64))
-
     @functools.cached_property
     def areas(self) -> np.ndarray:
         """The replicates of the area under the ROC curve and of the average precision of each class
@@ -136,14 +157,44 @@ class NamedRows(Scored):
         for index in range(len(self.names)):
             has = self.labels == index if self.labels.ndim == 1 else self.labels[:, index]
             if 0 < np.count_nonzero(has) < len(self):
-                areas[:, :, index] = area_replicates(
-                    self.probabilities.column(index), has, self.groups
-                )
+                areas[:, :, index] = self._areas_of(index, has)
         return areas
+
+    def _areas_of(self, index: int, has: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the replicates of both areas of one class, ``(1 + groups,)``.
+
+        Only the scores of rows with the class are sorted, since each of many classes has few rows.
+        Equal scores form one level.
+
+        Args:
+            index: The id of the class.
+            has: Whether a row has the class: some rows must, but not all.
+        """
+        scores = self.probabilities.column(index)
+        levels = np.unique(scores[has])
+        # the place of a level is odd, that of scores between two levels is even
+        places = np.searchsorted(levels, scores) + np.searchsorted(levels, scores, side="right")
+        counts = []
+        for rows in (has, slice(None)):
+            tally = self.tally(rows, places[rows], 2 * len(levels) + 1)
+            counts.append(np.cumsum(tally[:, ::-1], axis=1)[:, ::-1])
+        positives, both = counts  # rows at or above each place
+        negatives = both - positives
+        total, rest = positives[:, 0], negatives[:, 0]
+        hits, at_least = positives[:, 1::2], both[:, 1::2]
+        at_level = hits - positives[:, 2::2]
+        # negatives below each level; those at it count one half
+        negatives_below = rest[:, None] - (negatives[:, 1::2] + negatives[:, 2::2]) / 2
+        with np.errstate(invalid="ignore", divide="ignore"):
+            roc = (at_level * negatives_below).sum(axis=1) / (total * rest)
+            precisions = np.where(at_least > 0, hits / at_least, 0.0)
+            precision = (at_level * precisions).sum(axis=1) / total
+        # if only the group left out has the class, use the value of all rows
+        return np.where(total * rest > 0, roc, roc[0]), np.where(total > 0, precision, precision[0])
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredRows(NamedRows):
+class ScoredRows(ProbableRows):
     """Rows with one class each; ``labels`` are class ids, shape ``(rows,)``."""
 
     positive: int = 1  # the positive class, if there are two
@@ -187,23 +238,14 @@ class ScoredRows(NamedRows):
         cells = np.bincount(self.labels * count + self.classes, minlength=count**2)
         return cells.reshape(count, count)
 
-    @functools.cached_property
-    def tallies(self) -> tuple[np.ndarray, ...]:
-        """See :attr:`NamedRows.tallies`; a fourth array is the sum of the squares of
-        :attr:`class_distance` over the rows of each class. Most metrics are functions of these.
-        """
-        shape = int(self.groups.max(initial=-1)) + 1, len(self.names)
-
-        def sums(classes: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-            cells = np.bincount(self.groups * shape[1] + classes, weights, math.prod(shape))
-            return leave_out(cells.reshape(shape).astype(np.float64))
-
-        correct, true = sums(self.labels, self.is_correct), sums(self.labels)
-        return correct, true, sums(self.classes), sums(self.labels, self.class_distance**2)
+    def _occurrences(self) -> Iterable[tuple[Any, np.ndarray]]:
+        yield self.is_correct, self.labels[self.is_correct]
+        for classes in (self.labels, self.classes):
+            yield slice(None), classes
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredLabels(NamedRows):
+class ScoredLabels(ProbableRows):
     """Rows with any number of labels; ``labels`` is bool, shape ``(rows, labels)``."""
 
     kind: ClassVar[Kind] = "labels"
@@ -211,19 +253,17 @@ class ScoredLabels(NamedRows):
     @functools.cached_property
     def decided(self) -> np.ndarray:
         """Whether each label is predicted: above one half. Bool, shape ``(rows, labels)``."""
-        return np.concatenate([block > 0.5 for _, block in self.probabilities.row_blocks()])
+        return self.probabilities.rows() > 0.5
 
     @property
     def is_correct(self) -> np.ndarray:
         """Whether the predicted labels of each row are exactly the true ones, shape ``(rows,)``."""
         return np.asarray((self.decided == self.labels).all(axis=1))
 
-    @functools.cached_property
-    def tallies(self) -> tuple[np.ndarray, ...]:
-        """See :attr:`NamedRows.tallies`."""
-        members = csr_array((np.ones(len(self)), (self.groups, np.arange(len(self)))))
-        entries = (self.labels & self.decided, self.labels, self.decided)
-        return tuple(leave_out(members @ table.astype(np.float64)) for table in entries)
+    def _occurrences(self) -> Iterable[tuple[Any, np.ndarray]]:
+        for table in (self.labels & self.decided, self.labels, self.decided):
+            rows, labels = np.nonzero(table)
+            yield rows, labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +298,7 @@ def distances(first: Any, second: Any) -> np.ndarray:
         gaps = np.abs(first.probabilities.rows() - second.probabilities.rows()).max(axis=1)
         return np.where((first.decided != second.decided).any(axis=1), gaps, 0.0)
     if first.kind == "entities":
-        return np.asarray(first.differences(second))
+        return np.asarray(first.differences(second.predicted))
     spread = first.targets.std(axis=0)
     gaps = np.abs(first.outputs - second.outputs) / np.where(spread > 0, spread, 1)
     return np.asarray(gaps.max(axis=1))
@@ -311,44 +351,3 @@ def most_probable(rows: ScoredRows) -> tuple[np.ndarray, np.ndarray]:
         blocks.append((order, np.take_along_axis(block, order, axis=1)))
     classes, probabilities = map(np.concatenate, zip(*blocks, strict=True))
     return classes, probabilities
-
-
-def area_replicates(
-    scores: np.ndarray, has: np.ndarray, groups: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the replicates of the area under the ROC curve and of the average precision of one
-    class, ``(1 + groups,)``.
-
-    Only the scores of rows with the class are sorted, since each of many classes has few rows.
-    Equal scores form one level.
-
-    Args:
-        scores: The probability of the class for each row, shape ``(rows,)``.
-        has: Whether a row has the class: some rows must, but not all.
-        groups: The jackknife group of each row.
-    """
-    levels, level_ids = np.unique(scores[has], return_inverse=True)
-    width = len(levels) + 1
-    count = int(groups.max()) + 1
-
-    def count_above(side: Literal["left", "right"]) -> np.ndarray:
-        """Return the replicates of the row count above each level; ``right`` includes the level."""
-        level = np.searchsorted(levels, scores, side)
-        counts = np.bincount(groups * width + level, minlength=count * width).reshape(count, width)
-        return leave_out(np.cumsum(counts[:, :0:-1], axis=1)[:, ::-1])
-
-    at_least, strictly_above = count_above("right"), count_above("left")
-    cells = groups[has] * (width - 1) + level_ids
-    at_level = np.bincount(cells, minlength=count * (width - 1)).reshape(count, width - 1)
-    positives = leave_out(at_level)
-    hits = np.cumsum(positives[:, ::-1], axis=1)[:, ::-1]  # positives at or above each level
-    total = hits[:, 0]
-    rest = leave_out(np.bincount(groups, minlength=count)) - total
-    # negatives below each level; those at it count one half
-    negatives_below = rest[:, None] - (at_least - hits + strictly_above - hits + positives) / 2
-    with np.errstate(invalid="ignore", divide="ignore"):
-        roc = (positives * negatives_below).sum(axis=1) / (total * rest)
-        precisions = np.where(at_least > 0, hits / at_least, 0.0)
-        precision = (positives * precisions).sum(axis=1) / total
-    # if only the group left out has the class, use the value of all rows
-    return np.where(total * rest > 0, roc, roc[0]), np.where(total > 0, precision, precision[0])

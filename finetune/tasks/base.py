@@ -211,15 +211,19 @@ class Task(ABC, Generic[S]):
         """
         return None
 
-    @abstractmethod
     def decide(self, outputs: np.ndarray) -> np.ndarray:
-        """Return the ``predictions`` for metrics, shape ``(rows,)`` or ``(rows, outputs)``."""
+        """Return the ``predictions`` for metrics, shape ``(rows,)`` or ``(rows, outputs)``; by
+        default the most probable class.
+        """
+        return np.asarray(np.argmax(outputs, axis=-1))
 
-    @abstractmethod
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return outputs and targets of a few made-up rows, some of them predicted correctly. For
         each label some rows have it and some do not, in the targets and in the predictions.
         """
+        classes = np.arange(len(self.labels))
+        predicted = np.concatenate([classes, np.roll(classes, 1)])  # correct, then wrong
+        return 4 * np.eye(len(classes), dtype=np.float32)[predicted], np.tile(classes, 2)
 
     @abstractmethod
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> S:
@@ -299,9 +303,15 @@ class Task(ABC, Generic[S]):
             rows: Labels and outputs of the model.
             recipe_metrics: The metrics of the recipe.
         """
+        named: Any = rows
+        facts: dict[str, Any] = {}
+        if self.label_kind != "numbers":
+            facts["classes"] = metrics.describe_classes(named)
+        if self.function == "softmax" and len(named.names) <= metrics.MAX_CLASSES_OF_CONFUSION:
+            facts["confusion"] = named.confusion.tolist()
         scores = metrics.estimate(rows, metrics.with_standard(rows, recipe_metrics))
         notes = metrics.describe_gaps(rows, recipe_metrics, scores)
-        return Statistics(rows=len(rows), metrics=scores, notes=notes)
+        return Statistics(rows=len(rows), metrics=scores, notes=notes, **facts)
 
     def find_difference(self, other: Task[Any]) -> str:
         """Return why the predictions of two tasks cannot be compared, or an empty text if they can.

@@ -21,7 +21,7 @@ from finetune.data.prediction_columns import (
     probability_of,
     ranked_name,
 )
-from finetune.statistics import baselines, linear, metrics, mistakes, scored
+from finetune.statistics import baselines, linear, mistakes, scored
 from finetune.statistics.baselines import BaselineData, Baselines
 from finetune.statistics.linear import Linear
 from finetune.statistics.metrics import NamedMetrics
@@ -67,14 +67,6 @@ class SingleLabel(Task[ScoredRows]):
     def targets(self, labels: Any) -> np.ndarray:
         return np.asarray(labels, dtype=np.int64)
 
-    def decide(self, outputs: np.ndarray) -> np.ndarray:
-        return np.asarray(np.argmax(outputs, axis=-1))
-
-    def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
-        classes = np.arange(len(self.labels))
-        predicted = np.concatenate([classes, np.roll(classes, 1)])  # correct, then wrong
-        return 4 * np.eye(len(classes), dtype=np.float32)[predicted], np.tile(classes, 2)
-
     @property
     def positive(self) -> int:
         """The id of the positive class, if there are two."""
@@ -102,11 +94,8 @@ class SingleLabel(Task[ScoredRows]):
         return columns
 
     def statistics(self, rows: ScoredRows, recipe_metrics: NamedMetrics) -> Statistics:
-        has_confusion = len(self.labels) <= metrics.MAX_CLASSES_OF_CONFUSION
         return replace(
             super().statistics(rows, recipe_metrics),
-            classes=metrics.describe_classes(rows),
-            confusion=rows.confusion.tolist() if has_confusion else None,
             calibration=mistakes.describe_calibration(rows),
             positive_label=self.positive_name,
         )
@@ -219,10 +208,6 @@ class MultiLabel(Task[ScoredLabels]):
 
     def describe(self, row: pd.Series[Any], column: str) -> str:
         return ", ".join(row[column]) or "none"
-
-    def statistics(self, rows: ScoredLabels, recipe_metrics: NamedMetrics) -> Statistics:
-        scores = super().statistics(rows, recipe_metrics)
-        return replace(scores, classes=metrics.describe_classes(rows))
 
     def baselines(self, data: BaselineData) -> Baselines:
         validation = self.targets(targets.values(data.splits["validation"]))

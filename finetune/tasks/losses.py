@@ -45,10 +45,11 @@ def soft_labels(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     soft labels, which is above 0.
     """
     import torch
+    from torch.nn.functional import cross_entropy
 
     classes = torch.arange(logits.shape[-1], device=logits.device)
     distances = (classes - targets[:, None]).abs().to(logits.dtype)
-    return -(torch.softmax(-distances, dim=-1) * torch.log_softmax(logits, dim=-1)).sum(dim=-1)
+    return cross_entropy(logits, torch.softmax(-distances, dim=-1), reduction="none")
 
 
 def binary_cross_entropy(
@@ -162,6 +163,7 @@ def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.nd
     mistakes: list[str] = []
     for part in split_values(text) or [text]:
         name, _, number = part.rpartition("=")
+        name = name or number
         if name not in names:
             name = name.strip()
         try:
@@ -169,8 +171,7 @@ def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.nd
         except ValueError:
             weight = 0.0
         if name not in names:
-            hint = suggestion(name, names) if name else suggestion(number, ("balanced", "none"))
-            reason = f"no class '{name or number}'{hint}"
+            reason = f"no class '{name}'{suggestion(name, [*names, 'balanced', 'none'])}"
         elif not counts[names.index(name)]:
             reason = f"no training row is of the class '{name}'"
         elif name in weights or not _MIN_WEIGHT <= weight <= _MAX_WEIGHT:

@@ -166,11 +166,10 @@ class Regression(Task[ScoredNumbers]):
 
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return made-up numbers near the mean of the training rows, none of them an integer."""
-        mean = np.array(self.mean or [1.0] * self.width)
-        deviation = np.array(self.deviation or [1.0] * self.width)
-        steps = np.array([[-0.531], [0.273], [0.497], [0.719]])
-        targets = (mean + deviation * steps).astype(np.float32)
-        outputs = targets[[0, 2, 1, 3]] + np.float32(0.113) * deviation.astype(np.float32)
+        ones = np.ones(self.width)
+        steps = np.array([[-0.531], [0.273], [0.497], [0.719]]) * (self.deviation or ones)
+        targets = (steps + (self.mean or ones)).astype(np.float32)
+        outputs = targets[[0, 2, 1, 3]] * np.float32(1.013)
         return outputs, self.decide(targets)
 
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> ScoredNumbers:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from finetune.data import tags, targets, words
@@ -21,14 +22,12 @@ from finetune.data.words import UNLABELLED
 from finetune.errors import UserError
 from finetune.statistics import metrics
 from finetune.statistics.baselines import BaselineData, Baselines
-from finetune.statistics.entities import ScoredEntities, find_entities, in_iob2
-from finetune.statistics.metrics import MetricArguments, NamedMetrics
-from finetune.statistics.results import Statistics
+from finetune.statistics.entities import ScoredEntities, find_entities
+from finetune.statistics.metrics import MetricArguments
 from finetune.tasks import decoding, losses
 from finetune.tasks.base import Columns, Task
 
 if TYPE_CHECKING:
-    import pandas as pd
     from datasets import Dataset
 
     from finetune.errors import Findings
@@ -123,33 +122,25 @@ class Tokens(Task[ScoredEntities]):
         counts = np.bincount(find_entities(targets)[:, 2], minlength=len(self.types))
         return [f"{name} {count:,}" for name, count in zip(self.types, counts, strict=True)]
 
-    def decide(self, outputs: np.ndarray) -> np.ndarray:
-        return np.asarray(np.argmax(outputs, axis=-1))
-
-    def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
-        targets = np.append(np.arange(self.width), UNLABELLED)
-        return np.eye(self.width, dtype=np.float32)[np.maximum(targets, 0)], targets
-
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> ScoredEntities:
         return ScoredEntities.of_tags(labels, self.decide(outputs), self.types)
 
     def scored_in(self, table: pd.DataFrame) -> ScoredEntities:
-        numbers = {name: number for number, name in enumerate(self.types)}
 
         def entities_in(column: str) -> np.ndarray:
-            entities = []
-            for row, spans in enumerate(table[column]):
-                for span in spans:
-                    entities.append((row, span["start"], span["end"], numbers[span["label"]]))
-            return np.array(entities, dtype=np.int64).reshape(-1, 4)
+            spans = table[column].explode().dropna()
+            entities = pd.DataFrame(spans.tolist(), spans.index, ["start", "end", "label"])
+            entities["label"] = pd.Index(self.types).get_indexer(pd.Index(entities["label"]))
+            return entities.reset_index().to_numpy(np.int64)
 
         words = table[[WORDS, RIGHT_WORDS]].to_numpy()
-        return ScoredEntities(entities_in(LABEL), entities_in(PREDICTION), words, self.types)
+        return ScoredEntities(entities_in(LABEL), self.types, entities_in(PREDICTION), words)
 
     def columns(self, labels: Any, outputs: np.ndarray) -> Columns:
         places = [[(word["start"], word["end"]) for word in row] for row in labels]
-        true = self._spans(self.targets(labels), places)
-        counts = self.scored(self.targets(labels), outputs).words
+        targets = self.targets(labels)
+        true = self._spans(targets, places, np.ones(len(targets)))
+        counts = self.scored(targets, outputs).words
         return {
             LABEL: pa.array(true, _SPANS),
             PREDICTION: pa.array(self._predicted_spans(outputs, places), _PREDICTED_SPANS),
@@ -170,32 +161,36 @@ class Tokens(Task[ScoredEntities]):
     ) -> list[list[dict[str, Any]]]:
         """Return the predicted entities of rows; the probability is the mean of its words'."""
         confidence = decoding.probabilities(outputs, self.function).max(axis=1, initial=0)
-        return self._spans(in_iob2(self.decide(outputs)), places, confidence)
+        return self._spans(self.decide(outputs), places, confidence)
 
     def _spans(
         self,
         tags: np.ndarray,
         places: Sequence[Sequence[tuple[int, int]]],
-        confidence: np.ndarray | None = None,
+        confidence: np.ndarray,
     ) -> list[list[dict[str, Any]]]:
-        """Return start, end and label of the entities of each row.
+        """Return start, end, label and probability of the entities of each row.
 
         Args:
             tags: Shape ``(places,)``, a separator after the words of each row.
             places: Start and end of each word of each row.
-            confidence: The probability of each tag; None for none.
+            confidence: The probability of each tag.
         """
-        spans: list[list[dict[str, Any]]] = [[] for _ in places]
-        ends = np.cumsum([len(row) + 1 for row in places])
-        for first, end, kind in find_entities(tags).tolist():
-            row = int(np.searchsorted(ends, first, side="right"))
-            before = int(ends[row]) - len(places[row]) - 1
-            start, stop = places[row][first - before][0], places[row][end - 1 - before][1]
-            span = {"start": start, "end": stop, "label": self.types[kind]}
-            if confidence is not None:
-                probability = np.float32(confidence[first:end].mean())
-                span["probability"] = float(str(probability))  # 0.9812, not 0.98119997
-            spans[row].append(span)
+        spans: list[list[dict[str, Any]]] = []
+        before = 0
+        for row in places:
+            part = slice(before, before + len(row) + 1)
+            before = part.stop
+            spans.append([])
+            for first, end, kind in find_entities(tags[part]).tolist():
+                probability = np.float32(confidence[part][first:end].mean())
+                span = {
+                    "start": row[first][0],
+                    "end": row[end - 1][1],
+                    "label": self.types[kind],
+                    "probability": float(str(probability)),  # 0.9812, not 0.98119997
+                }
+                spans[-1].append(span)
         return spans
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
@@ -218,13 +213,6 @@ class Tokens(Task[ScoredEntities]):
                 f"--metrics {', '.join(sorted(unknown))}: the task tokens expects accuracy, or f1, "
                 "precision or recall, with _micro, _macro or _weighted"
             )
-
-    def statistics(self, rows: ScoredEntities, recipe_metrics: NamedMetrics) -> Statistics:
-        return replace(
-            super().statistics(rows, recipe_metrics),
-            classes=metrics.describe_classes(rows),
-            confusion=rows.confusion.tolist(),
-        )
 
     def baselines(self, data: BaselineData) -> Baselines:
         """Yield the baselines without entities, and with the most frequent tag of each word."""
