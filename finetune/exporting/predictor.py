@@ -12,7 +12,7 @@ import pandas as pd
 
 from finetune.errors import UserError, suggestion
 from finetune.predicting.engines import require_engine
-from finetune.predicting.files import EXPORT, Export
+from finetune.predicting.files import EXPORT, Export, Facts, digest_of_model
 from finetune.predicting.inference import Inference
 from finetune.runs.records import Manifest
 from finetune.tasks import decoding
@@ -61,7 +61,6 @@ class Predictor:
         if self.engine == "torch":
             if is_export:
                 raise UserError(f"--engine torch: {self._path} is an export; expected its run")
-            from finetune.exporting.module import facts_of
             from finetune.recipe.run import Run
 
             self._run = Run.load(self._path, trust_recipe=trust_recipe)
@@ -159,6 +158,36 @@ class Predictor:
             if name not in available:
                 hint = f"{suggestion(name, available)} (available: {', '.join(available)})"
                 raise UserError(f"the data has no column '{name}'{hint}")
+
+
+def facts_of(run: Run, recipe: Any) -> Facts:
+    """Return the facts about a run that an export of it records.
+
+    Raises:
+        UserError: If it does not read texts, or if they cannot be tokenized without the recipe.
+    """
+    from finetune.recipe import TextRecipe
+
+    run.require_model()
+    if not isinstance(recipe, TextRecipe):
+        raise UserError(f"{run.path}: expected a run that reads texts; use finetune.predict")
+    tokenizer: Any = recipe.processing_class()
+    padding = {
+        "input_ids": tokenizer.pad_token_id,
+        "token_type_ids": tokenizer.pad_token_type_id,
+        "attention_mask": 0,
+    }
+    return Facts(
+        task=run.kind.name,
+        labels=run.labels,
+        function=run.kind.function,
+        threshold=0.5 if run.kind.function == "sigmoid" else None,
+        temperature=run.manifest.temperature,
+        encoding=recipe.encoding_facts(),
+        padding={"side": tokenizer.padding_side, **padding},
+        inputs=[name for name in tokenizer.model_input_names if name in padding],
+        source={"run": run.path.resolve().name, "sha256": digest_of_model(run.path)},
+    )
 
 
 def _text(value: Any, number: int) -> str | None:
