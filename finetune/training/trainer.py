@@ -78,7 +78,6 @@ class Trainer(transformers.Trainer):
     _last_logged_step = 0
     _grad_norm: Any = None  # until it is known to be finite
     _overflows = 0  # in a row; the loss scaler of fp16 may skip 20 steps
-    _dtypes: set[torch.dtype] = set()  # of the weights in training
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **kwargs: Any) -> None:
         arguments: FinetuneArguments = kwargs["args"]
@@ -160,12 +159,17 @@ class Trainer(transformers.Trainer):
         if self.args.remove_unused_columns:
             unused = [name for name in rows.column_names if name not in self._columns]
             rows = rows.remove_columns(unused)
-        names = ["num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order"]
-        names.append("multiprocessing_context")
-        for name in names:
-            options[name] = getattr(self.args, f"dataloader_{name}", None)
-        options = {name: value for name, value in options.items() if value is not None}
-        return DataLoader(rows, collate_fn=self.data_collator, **options)
+        return DataLoader(
+            rows,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            multiprocessing_context=self.args.dataloader_multiprocessing_context,
+            in_order=self.args.dataloader_in_order,
+            **options,
+        )
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -318,19 +322,19 @@ class Trainer(transformers.Trainer):
 
         The library casts weights and buffers in place, and would save the cast ones.
         """
-        assert self.model is not None
-        owners = list(self.model.modules())
-        weights = [(weight, weight.data) for weight in self.model.parameters()]
-        buffers = [dict(owner.named_buffers(recurse=False)) for owner in owners]
+        values = {name: tensor.data for name, tensor in self._named_tensors()}
         try:
             yield
         finally:
             if self.args.bf16_full_eval or self.args.fp16_full_eval:
-                for weight, values in weights:
-                    weight.data = values
-                for owner, named in zip(owners, buffers, strict=True):
-                    for name, values in named.items():
-                        setattr(owner, name, values)
+                for name, tensor in self._named_tensors():
+                    tensor.data = values[name]
+
+    def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights and the buffers of the model, which may be in several modules."""
+        assert self.model is not None
+        yield from self.model.named_parameters()
+        yield from self.model.named_buffers(remove_duplicate=False)
 
     @contextlib.contextmanager
     def _keep_random_states(self) -> Iterator[None]:
@@ -353,9 +357,6 @@ class Trainer(transformers.Trainer):
         ``save_pretrained`` writes on rank 0 only, and weights for their owner only. The library
         calls this method on every process, for a checkpoint before it writes the other files.
         """
-        assert self.model is not None
-        dtypes = {weight.dtype for weight in self.model.parameters()}
-        assert dtypes <= (self._dtypes or dtypes), f"trained in {self._dtypes}, not in {dtypes}"
         directory = Path(output_dir or self._directory)
         if directory == self._checkpoint_path():
             self._begin_checkpoint()
@@ -389,7 +390,8 @@ class Trainer(transformers.Trainer):
         after that; every process calls it.
         """
         path = self._checkpoint_path()
-        pending = {"loss_by_process": distributed.gather(self._loss.item())}
+        loss = self.accelerator.gather(self._loss).mean().item()
+        pending = {"loss": loss, "last_logged_step": self._last_logged_step}
         if self.args.should_save:
             checkpoints.complete_checkpoint(path, self.configuration, pending)
         self._incomplete = None
@@ -462,11 +464,11 @@ class Trainer(transformers.Trainer):
                 "another checkpoint"
             )
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LRScheduler:
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> LRScheduler:
         """Note the settings of the optimizer, which the library then loads from the checkpoint."""
-        scheduler: LRScheduler = super().create_scheduler(num_training_steps, optimizer)
-        used: Any = self.optimizer if optimizer is None else optimizer
-        self._settings = [{**group, "params": None} for group in used.param_groups]
+        scheduler: LRScheduler = super().create_scheduler(*args, **kwargs)
+        assert self.optimizer is not None
+        self._settings = [{**group, "params": None} for group in self.optimizer.param_groups]
         return scheduler
 
     def _apply_settings(self) -> None:
@@ -475,12 +477,11 @@ class Trainer(transformers.Trainer):
         scheduler = self.lr_scheduler
         if not isinstance(scheduler, LambdaLR):
             return
+        for group, new in zip(optimizer.param_groups, self._settings, strict=True):
+            group |= {**new, "params": group["params"]}
         scheduler.base_lrs = [group["initial_lr"] for group in self._settings]
-        rates = scheduler.get_lr()
-        scheduler.load_state_dict({**scheduler.state_dict(), "_last_lr": rates})
-        groups = zip(optimizer.param_groups, self._settings, rates, strict=True)
-        for group, new, rate in groups:
-            group |= {**new, "params": group["params"], "lr": rate}
+        scheduler.last_epoch -= 1
+        scheduler.step()  # sets the learning rate of this step again
 
     def begin_training(self) -> None:
         """After resuming, run the evaluation that is due at this step but missing, and save again.
@@ -490,7 +491,6 @@ class Trainer(transformers.Trainer):
         """
         model = self.model_wrapped
         state = self.state
-        self._dtypes = {weight.dtype for weight in model.parameters()}
         if isinstance(model, DistributedDataParallel) and self.args.cpu_kernels == "auto":
             exchange.use(model)  # gradients through shared memory
         # the checkpoint has the intervals of logging, evaluating and saving of the earlier start
@@ -505,7 +505,10 @@ class Trainer(transformers.Trainer):
             state.best_model_checkpoint = str(best)
         if self.reschedules:
             self._apply_settings()
-        self._resume_losses(Checkpoint.read(self._resumed).pending.get("loss_by_process", [0.0]))
+        pending = Checkpoint.read(self._resumed).pending
+        self._loss += pending["loss"]
+        self._total_loss -= pending["loss"]  # train_loss covers the steps since the resume
+        self._last_logged_step = pending["last_logged_step"]
         self.callback.on_evaluate(self.args, state, self.control)  # it may have stopped early
         control = DefaultFlowCallback().on_step_end(self.args, state, self.control)
         if float(state.epoch or 0.0).is_integer() or state.global_step >= state.max_steps:
@@ -520,15 +523,6 @@ class Trainer(transformers.Trainer):
             if has_random_states:
                 self._save_now()
         control.should_log = control.should_evaluate = control.should_save = False
-
-    def _resume_losses(self, losses: list[float]) -> None:
-        """Continue the sum of the steps since the last log, whose part each process has saved."""
-        mean = sum(losses) / len(losses)
-        is_same_job = len(losses) == self.args.world_size
-        self._loss += losses[self.args.process_index] if is_same_job else mean
-        self._total_loss -= mean  # train_loss covers the steps since the resume
-        logged = [entry["step"] for entry in self.state.log_history if "loss" in entry]
-        self._last_logged_step = int(max(logged, default=0))
 
     def _note_best(self, metrics: Mapping[str, float]) -> None:
         """Note whether an evaluation is the best, as the library does in a training."""
