@@ -52,25 +52,23 @@ class Predictor:
     def __init__(
         self, source: str | Path | Run, engine: str | None = None, *, trust_recipe: bool = False
     ) -> None:
-        path = source if isinstance(source, str | Path) else source.path
-        self._path = Path(path).expanduser()
-        is_export = (self._path / EXPORT).exists() or not Manifest.exists_in(self._path)
+        path = self._path = Path(getattr(source, "path", source)).expanduser()
+        is_export = (path / EXPORT).exists() or not Manifest.exists_in(path)
         self.engine = engine or ("onnxruntime" if is_export else "torch")
         require_engine(self.engine)
         self._trust_recipe = trust_recipe
         if self.engine == "torch":
             if is_export:
-                raise UserError(f"--engine torch: {self._path} is an export; expected its run")
+                raise UserError(f"--engine torch: {path} is an export; expected its run")
             from finetune.recipe.run import Run
 
-            self._run = Run.load(self._path, trust_recipe=trust_recipe)
+            self._run = Run.load(path, trust_recipe=trust_recipe)
             if self._run.unfinished:
                 warnings.warn(self._run.unfinished, stacklevel=2)
             self._recipe = self._run.recipe(scores=False)
             self.facts = facts_of(self._run, self._recipe)
             self.digest = self.facts.source["sha256"]
         else:
-            path = self._path
             self._export = Export.load(path) if is_export else Export.of_run(path, self.engine)
             self.facts, self.digest = self._export.facts, self._export.digest
         self.task, self.labels = self.facts.task, self.facts.labels

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 _MAX_ROWS, _MAX_SHARE = 20_000, 0.1
 _STEP_ROWS = 32  # of an optimizer step, if its rows are counted in tokens
 _MAX_VALIDATION_ROWS = 1_000
-#: The least distance of the inputs from their mean, as a share of their length. Of MiniLM it is 0.55;
-#: with one of its layers 0.003, where the weights of a regression, and so the gradients of the layer
-#: below, are 200 times as large as usual.
+#: The least distance of inputs from their mean, as a share of their length. Of MiniLM it is 0.55;
+#: with one of its layers 0.003, where the weights of a regression, and so the gradients of the
+#: layer below, are 200 times as large as usual.
 _MIN_SPREAD = 0.01
 _LESS_MEMORY = "--head random, a smaller --max_length, or --precision bf16"
 _VERSION = 1  # increment when the same model and rows should yield other states

@@ -151,7 +151,7 @@ def requested_checkpoint(resume: bool, path: str | None, output_dir: Path) -> st
         output_dir: The output directory, which may not exist yet.
 
     Raises:
-        UserError: If both are given, or if the number of restarts is none.
+        UserError: If both are given.
     """
     if resume and path:
         raise UserError(
@@ -160,12 +160,8 @@ def requested_checkpoint(resume: bool, path: str | None, output_dir: Path) -> st
         )
     if resume:
         return "resume"
-    is_restarted = False
-    for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
-        count = os.environ.get(name) or "0"
-        if not count.isdecimal():
-            raise UserError(f"{name}={count}: expected the number of restarts of the job; unset it")
-        is_restarted = is_restarted or int(count) > 0
+    counts = [os.environ.get(f"{name}_RESTART_COUNT") for name in ("TORCHELASTIC", "SLURM")]
+    is_restarted = any(count not in (None, "", "0") for count in counts)
     if is_restarted and (not path or list_checkpoints(output_dir)):
         with contextlib.suppress(UserError):  # an unreadable run is not of this job
             if _is_run_of_this_job(_read_manifest(output_dir)):
@@ -227,10 +223,7 @@ def _continue_from_path(request: str, output_dir: Path) -> Resumption:
     if not (path / STATE).exists():
         raise UserError(f"{flag}: expected 'last' or a directory with a {STATE}")
     if (damage := find_damage(path)) is not None:
-        newest, _ = find_newest_complete(path.parent)
-        hint = "no other checkpoint is complete"
-        if newest:
-            hint = f"type {newest} instead"
+        hint = "--resume continues from the newest checkpoint that is complete"
         raise UserError(f"{flag} is damaged ({damage}): {hint}")
     is_in_place = path.parent == output_dir.resolve()
     return replace(_continue_from(path, []), in_place=is_in_place)

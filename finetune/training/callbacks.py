@@ -1,6 +1,5 @@
 """When a training saves and stops, how fast it is, and errors about memory and disk explained."""
 
-import logging
 import math
 import time
 import traceback
@@ -15,7 +14,6 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 from transformers import ProgressCallback, TrainerCallback, TrainerState
-from transformers.utils import logging as library_logging
 
 from finetune.errors import RunError, UserError, counted
 from finetune.runtime import activity, distributed, stopping
@@ -67,20 +65,13 @@ class TrainingCallback(TrainerCallback):
         self._begin()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the epoch of the sampler, which transformers 5.16 does not do after a resume.
-
-        If no step is left, the library is kept silent about an epoch without batches.
-        """
+        """Set the epoch of the sampler, which transformers 5.16 does not do after a resume."""
         self.sampler.set_epoch(math.floor(state.epoch or 0))  # of a resumed one it is a fraction
-        self._verbosity = library_logging.get_verbosity()
-        if control.should_training_stop:
-            library_logging.set_verbosity(logging.ERROR)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Do nothing after an epoch without batches, which :meth:`on_train_begin` has completed."""
         if not self._counts.any():
             control.should_log = control.should_evaluate = control.should_save = False
-        library_logging.set_verbosity(self._verbosity)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Count the step; if a process got a signal, save it, after which :meth:`on_save` stops."""
