@@ -53,16 +53,15 @@ class TrainingCallback(TrainerCallback):
     stop_reason: str | None = None
     _batches = 0
 
-    def __init__(self, begin: Callable[[], object], complete: Callable[[], object]) -> None:
-        self._begin = begin  # called in `on_train_begin`, after the other callbacks
-        self._complete = complete  # called when the library has written a checkpoint
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
 
     def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
-        """Reset the counts, and call ``begin``."""
+        """Reset the counts, and begin the training, after the other callbacks."""
         self._counts = np.zeros(3)  # rows, tokens and seconds of the steps
         self._logged_counts = np.zeros(3)
         self._clock = time.perf_counter()
-        self._begin()
+        self._trainer.begin_training()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the epoch of the sampler, which transformers 5.16 does not do after a resume."""
@@ -122,7 +121,7 @@ class TrainingCallback(TrainerCallback):
 
     def on_save(self, *_: Any, **kwargs: Any) -> None:
         """Complete the checkpoint, and stop if a process got a signal."""
-        self._complete()
+        self._trainer.complete_checkpoint()
         self._clock = time.perf_counter()
         _stop_if_requested()
 
@@ -177,16 +176,15 @@ class Bar(ProgressCallback):
 
 @contextmanager
 def explained(
-    arguments: FinetuneArguments, work: str | Callable[[], str], advice: str = _LESS_MEMORY
+    arguments: FinetuneArguments, work: str, advice: str = _LESS_MEMORY
 ) -> Iterator[None]:
     """Raise a ``RunError`` that says what helps if the disk is full or an allocation fails during
-    ``work``, e.g. ``writing checkpoint-9``; ``advice`` is what needs less memory. On a CPU Linux
+    ``work``, e.g. ``writing the model``; ``advice`` is what needs less memory. On a CPU Linux
     may kill the process instead.
     """
     try:
         yield
     except (OSError, RuntimeError, MemoryError, SafetensorError) as error:
-        work = work if isinstance(work, str) else work()
         texts = "".join(traceback.format_exception(error, limit=0))  # also of what it came from
         if any(text in texts for text in _DISK):
             raise RunError(

@@ -97,7 +97,7 @@ class Trainer(transformers.Trainer):
             os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # or shards are unpickled on a resume
             shard_embeddings_once(self.accelerator.state.fsdp_plugin, self.model)
         self._directory = Path(self.args.output_dir or "")
-        self.callback = TrainingCallback(self.begin_training, self.complete_checkpoint)
+        self.callback = TrainingCallback(self)
         self.add_callback(self.callback)  # the last callback decides
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -208,16 +208,17 @@ class Trainer(transformers.Trainer):
             UserError: If the checkpoint to resume from is damaged, or there is none.
             RunError: If memory runs out, or a number is not finite.
         """
-        path = str(resume_from_checkpoint) if resume_from_checkpoint else None
+        path = resume_from_checkpoint
         if self.moves_runs_aside:  # else the pipeline has verified it and locked the directory
             path = self._prepare_directory(path or self.args.resume_from_checkpoint)
-        self._resumed = Path(path) if path else None
+        self._resumed = None
         if path:
-            self._require_all_weights(Path(path))
+            self._resumed = Path(path)
+            self._require_all_weights(self._resumed)
+            path = str(path)
         self._limit = self.args.save_total_limit
         if self.args.profile and self.is_world_process_zero():
-            place = self._directory / "profile"
-            self.callback.profiler = make_profiler(self.args.profile, place)
+            self.callback.profiler = make_profiler(self.args.profile, self._directory / "profile")
         try:
             with self.callback.profiler or contextlib.nullcontext(), self._saving():
                 output = super().train(path, *args, **kwargs)
@@ -232,18 +233,18 @@ class Trainer(transformers.Trainer):
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         return output._replace(training_loss=output.metrics["train_loss"])
 
-    def _prepare_directory(self, path: str | None) -> str | None:
+    def _prepare_directory(self, request: str | Path | None) -> Path | None:
         """Lock the output directory, and return the verified checkpoint to resume from, if any."""
         directory = self._directory
-        if path:
-            checkpoint = find_checkpoint(path, directory).path
-            if checkpoint is None:
+        path = None
+        if request:
+            path = find_checkpoint(str(request), directory).path
+            if path is None:
                 raise UserError(f"no checkpoint in {directory}")
-            checkpoints.refuse_code(checkpoint)
-            path = str(checkpoint)
+            checkpoints.refuse_code(path)
         if self.args.should_save:
             lock_directory(directory)
-            if not path and Manifest.exists_in(directory):
+            if path is None and Manifest.exists_in(directory):
                 logging.getLogger("finetune").warning(move_run_aside(directory))
         return path
 
@@ -415,15 +416,9 @@ class Trainer(transformers.Trainer):
         """Explain errors inside the block, and delete a checkpoint that could not be written: the
         disk may be full. The library deletes no checkpoints, it would do so too early.
         """
-
-        def work() -> str:
-            if self._incomplete is None:
-                return "the training"
-            return f"writing {self._incomplete.name}"
-
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            with explained(self.args, work):
+            with explained(self.args, "the training"):
                 yield
         finally:
             self.args.save_total_limit = limit
