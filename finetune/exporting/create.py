@@ -86,8 +86,10 @@ def export(
     facts = facts_of(run, recipe)
     config = recipe.model_config
     if config is not None and config.model_type in NOT_EXPORTED:
-        reason = f"torch.onnx cannot export models of the type '{config.model_type}'"
-        raise UserError(f"{run.path}: {reason}; use finetune.predict, or serve {run.path}")
+        raise UserError(
+            f"{run.path}: torch.onnx cannot export models of the type '{config.model_type}'; use "
+            f"finetune.predict, or serve {run.path}"
+        )
     target = Path(output or run.path / FOLDER).expanduser()
     if target.exists() and not (target / EXPORT).exists():
         raise UserError(f"--output {target} exists and is no export: name another directory")
@@ -112,8 +114,10 @@ def export(
             if _has_changed(check["neighbours"]):
                 raise RunError(f"{run.path}: --quantize {quantize}: {_listed(check)}")
             if check["changed"] > _MAX_CHANGED_SHARE * check["rows"] and not accept_changes:
-                hint = "add --accept_changes, or export without --quantize"
-                raise UserError(f"--quantize {quantize}: {_listed(check)}; {hint}")
+                raise UserError(
+                    f"--quantize {quantize}: {_listed(check)}; add --accept_changes, or export "
+                    "without --quantize"
+                )
             check |= rows.scores(outputs)
             check |= {"weights": quantize} | _measure(directory, facts)
             facts = replace(facts, quantized=check)
@@ -276,8 +280,10 @@ def _write_model(model: torch.nn.Module, facts: Facts, path: Path) -> None:
         program.save(path, external_data=False)
     except torch.onnx.errors.OnnxExporterError as error:
         cause = first_line(error.__cause__ or error)
-        reason = f"torch {torch.__version__} cannot export {type(model).__name__}: {cause:.200}"
-        raise UserError(f"{reason}; use finetune.predict, or serve the run") from error
+        raise UserError(
+            f"torch {torch.__version__} cannot export {type(model).__name__}: {cause:.200}; use "
+            "finetune.predict, or serve the run"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -52,7 +52,8 @@ class Predictor:
     def __init__(
         self, source: str | Path | Run, engine: str | None = None, *, trust_recipe: bool = False
     ) -> None:
-        path = self._path = Path(getattr(source, "path", source)).expanduser()
+        path = Path(source if isinstance(source, str | Path) else source.path).expanduser()
+        self._path = path
         is_export = (path / EXPORT).exists() or not Manifest.exists_in(path)
         self.engine = engine or ("onnxruntime" if is_export else "torch")
         require_engine(self.engine)
@@ -140,8 +141,10 @@ class Predictor:
         for number, row in enumerate(batch, 1):
             values = row if isinstance(row, tuple) else (row,)
             if len(values) != self.columns:
-                expected = f"expected {self.columns} texts ({', '.join(self._names)})"
-                raise UserError(f"the data, row {number}: {expected}, found {len(values)}")
+                raise UserError(
+                    f"the data, row {number}: expected {self.columns} texts "
+                    f"({', '.join(self._names)}), found {len(values)}"
+                )
             texts = tuple(_text(value, number) for value in values)
             if None in texts:
                 rows.append(None)
@@ -154,8 +157,10 @@ class Predictor:
             if available.count(name) > 1:
                 raise UserError(f"the data has two columns named '{name}': rename one")
             if name not in available:
-                hint = f"{suggestion(name, available)} (available: {', '.join(available)})"
-                raise UserError(f"the data has no column '{name}'{hint}")
+                raise UserError(
+                    f"the data has no column '{name}'{suggestion(name, available)} (available: "
+                    f"{', '.join(available)})"
+                )
 
 
 def facts_of(run: Run, recipe: Any) -> Facts:

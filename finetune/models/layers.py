@@ -101,5 +101,7 @@ def _require_same(layer: Module, new_layer: Module, numbers: tuple[int, int]) ->
             new_value = vars(new_module).get(attribute)
             is_plain = isinstance(value, (bool, int, float, str, list, tuple))
             if is_plain and value != new_value and (value, new_value) != numbers:
-                change = f"from {value} to {new_value} in layer {numbers[0]}"
-                raise UserError(f"{name}.{attribute} would change {change}")
+                raise UserError(
+                    f"{name}.{attribute} would change from {value} to {new_value} in layer "
+                    f"{numbers[0]}"
+                )

@@ -192,6 +192,7 @@ def explained(
                 "add --resume; smaller: --save_total_limit 1, or --save_only_model true"
             ) from error
         if isinstance(error, MemoryError) or any(text in texts for text in _MEMORY):
-            place = f"out of memory on {arguments.device} in {work}"
-            raise RunError(f"{place}: try {advice}") from error
+            raise RunError(
+                f"out of memory on {arguments.device} in {work}: try {advice}"
+            ) from error
         raise

@@ -227,8 +227,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
         column = arguments.length_column_name
         needs_lengths = self.strategy == "group_by_length" or column != "length"  # its default
         if self.lengths is None and needs_lengths:
-            columns = ", ".join(dataset.column_names)
-            raise UserError(f"--length_column_name {column}: the prepared rows have only {columns}")
+            raise UserError(
+                f"--length_column_name {column}: the prepared rows have only "
+                f"{', '.join(dataset.column_names)}"
+            )
         self._rows_by_class: list[np.ndarray] | None = None
         if arguments.class_sampling == "balanced":
             classes = read_labels(dataset)
@@ -236,8 +238,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
             self._rows_by_class = np.split(order, np.flatnonzero(np.diff(classes[order])) + 1)
         if self.global_batch_size is not None:
             if self.rows < self.global_batch_size:
-                size = f"--global_batch_size {self.global_batch_size}"
-                raise UserError(f"{size}: there are {self.rows} training rows; give a smaller one")
+                raise UserError(
+                    f"--global_batch_size {self.global_batch_size}: there are {self.rows} training "
+                    "rows; give a smaller one"
+                )
             self.sizes = [self.global_batch_size] * (self.rows // self.global_batch_size)
         else:
             shares = distributed.devices_in_training(arguments.use_cpu) * self.accumulation

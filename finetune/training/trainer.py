@@ -162,7 +162,7 @@ class Trainer(transformers.Trainer):
         return DataLoader(
             rows,
             collate_fn=self.data_collator,
-            num_workers=self.args.dataloader_num_workers,
+            num_workers=self.args.dataloader_num_workers or 0,
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
