@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from finetune.models.cpu import attention, layers
 from finetune.runtime import internals
@@ -47,6 +48,8 @@ def use(model: torch.nn.Module) -> bool:
         return False
     stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     if len(stacks) != 1 or not all(map(_is_supported, stacks[0].modules())):
+        return False
+    if not len(stacks[0]) or not all(isinstance(m, GradientCheckpointingLayer) for m in stacks[0]):
         return False
     attention.use(model)
     if is_used := attention.used_by(model):
