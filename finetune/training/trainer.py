@@ -78,6 +78,7 @@ class Trainer(transformers.Trainer):
     _last_logged_step = 0
     _grad_norm: Any = None  # until it is known to be finite
     _overflows = 0  # in a row; the loss scaler of fp16 may skip 20 steps
+    _dtypes: set[torch.dtype] = set()  # of the weights in training
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **kwargs: Any) -> None:
         arguments: FinetuneArguments = kwargs["args"]
@@ -358,6 +359,9 @@ class Trainer(transformers.Trainer):
         ``save_pretrained`` writes on rank 0 only, and weights for their owner only. The library
         calls this method on every process, for a checkpoint before it writes the other files.
         """
+        assert self.model is not None
+        dtypes = {weight.dtype for weight in self.model.parameters()}
+        assert dtypes <= (self._dtypes or dtypes), f"trained in {self._dtypes}, not in {dtypes}"
         directory = Path(output_dir or self._directory)
         if directory == self._checkpoint_path():
             self._begin_checkpoint()
@@ -486,6 +490,7 @@ class Trainer(transformers.Trainer):
         """
         model = self.model_wrapped
         state = self.state
+        self._dtypes = {weight.dtype for weight in model.parameters()}
         if isinstance(model, DistributedDataParallel) and self.args.cpu_kernels == "auto":
             exchange.use(model)  # gradients through shared memory
         # the checkpoint has the intervals of logging, evaluating and saving of the earlier start
