@@ -13,11 +13,12 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pytest
+import transformers
 from datasets import Dataset
 
 from finetune.data import arrow, digests
 from finetune.models.cpu import attention, layers, unpadded
-from finetune.runtime import internals
+from finetune.runtime import internals, versions
 from tests.conftest import ROOT
 from tests.models import small_model
 
@@ -232,3 +233,12 @@ def test_every_member_is_in_the_installed_versions(recwarn: pytest.WarningsRecor
         Dataset.from_dict({"label": [1, 2]}).map(lambda row: row, keep_in_memory=True)
     assert counts == [2]
     assert not [w for w in recwarn if "is missing" in str(w.message)]
+
+
+def test_a_version_that_was_not_tested_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not [*versions.describe_untested()]
+    tested = {"transformers": ("4.0", "5.0"), "torch": ("2.0", "99.0")}
+    monkeypatch.setattr(versions, "TESTED", tested)
+    (sentence,) = versions.describe_untested()
+    assert sentence.startswith(f"transformers {transformers.__version__} is not tested")
+    assert "4.0 to 5.0" in sentence

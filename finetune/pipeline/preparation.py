@@ -28,7 +28,7 @@ from finetune.runs import resumption
 from finetune.runs.checkpoints import refuse_code
 from finetune.runs.directory import lock_directory, refuse_foreign_directory
 from finetune.runs.resumption import Resumption
-from finetune.runtime import activity, distributed, hub
+from finetune.runtime import activity, distributed, hub, versions
 from finetune.runtime.importing import describe_error
 from finetune.training import steps as training_steps
 from finetune.training.arguments import ArgumentValues
@@ -95,7 +95,8 @@ def prepare(settings: Settings) -> Prepared:
         settings = with_epochs(settings, resumed.configuration["num_train_epochs"])
     recipe = settings.recipe
     values = settings.values
-    for sentence in defaults.describe(recipe, vars(values), settings.training):
+    schedule = defaults.describe(recipe, vars(values), settings.training)
+    for sentence in (*schedule, *versions.describe_untested()):
         recipe.note(sentence)
     configuration = describe_configuration(settings)
     differences = resumed.refuse_changes(configuration, values.allow_changed)
