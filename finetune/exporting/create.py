@@ -1,4 +1,6 @@
-"""Export the model of a run to ONNX, and check the export against the run."""
+"""Export the model of a run to ONNX, and compare its answers with those of the model in fp32, and
+with each other.
+"""
 
 import contextlib
 import inspect
@@ -6,7 +8,7 @@ import logging
 import tempfile
 import timeit
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -19,23 +21,26 @@ from tokenizers import Tokenizer
 from finetune.data.targets import values
 from finetune.data.tokenize import read_by_model
 from finetune.errors import RunError, UserError, first_line
-from finetune.exporting.module import facts_of
+from finetune.exporting.predictor import facts_of
 from finetune.exporting.quantization import quantize_weights
-from finetune.exporting.verification import Verification
 from finetune.models.families import NOT_EXPORTED
 from finetune.predicting.engines import OnnxSession
 from finetune.predicting.files import EXPORT, FOLDER, MODEL, TOKENIZER, Export, Facts
 from finetune.predicting.session import TorchSession
-from finetune.predicting.text import TextInference
+from finetune.predicting.text import FastTokenizer, TextInference
 from finetune.recipe.run import Run
 from finetune.runtime import hub
 from finetune.runtime.files import hash_file
 from finetune.runtime.importing import require_packages
+from finetune.statistics.metrics import estimate, estimate_difference, find_metrics
+from finetune.statistics.scored import agreement
 
 _MAX_ROWS = 1000  # validation rows of the check
 _MAX_DIFFERENCE = 1e-4  # of probabilities; of numbers, in standard deviations
 _MAX_CHANGED_SHARE = 0.01  # share of rows whose decision quantization may change
 _MAX_WEIGHT_BYTES = 2**31 - 2**20  # bytes: the file is one protobuf message
+_ALONE = 32  # rows that are also answered alone
+_STEP = 4  # ratio of the words of made texts
 _LIBRARIES = ("torch", "transformers", "tokenizers", "onnx", "onnxscript", "onnxruntime")
 
 
@@ -81,8 +86,10 @@ def export(
     facts = facts_of(run, recipe)
     config = recipe.model_config
     if config is not None and config.model_type in NOT_EXPORTED:
-        reason = f"torch.onnx cannot export models of the type '{config.model_type}'"
-        raise UserError(f"{run.path}: {reason}; use finetune.predict, or serve {run.path}")
+        raise UserError(
+            f"{run.path}: torch.onnx cannot export models of the type '{config.model_type}'; use "
+            f"finetune.predict, or serve {run.path}"
+        )
     target = Path(output or run.path / FOLDER).expanduser()
     if target.exists() and not (target / EXPORT).exists():
         raise UserError(f"--output {target} exists and is no export: name another directory")
@@ -96,7 +103,7 @@ def export(
         _write_model(model, facts, directory / MODEL)
         _write_tokenizer(tokenizer, facts, directory / TOKENIZER)
         reference = TextInference(tokenizer, facts, TorchSession(model))
-        rows = Verification(run, texts, labels, facts, reference)
+        rows = _Verification(run, texts, labels, facts, reference)
         check, _ = rows.check(directory)
         if _has_changed(check) or _has_changed(check["neighbours"]):
             raise RunError(f"{run.path}: the export does not answer as the run: {_listed(check)}")
@@ -107,8 +114,10 @@ def export(
             if _has_changed(check["neighbours"]):
                 raise RunError(f"{run.path}: --quantize {quantize}: {_listed(check)}")
             if check["changed"] > _MAX_CHANGED_SHARE * check["rows"] and not accept_changes:
-                hint = "add --accept_changes, or export without --quantize"
-                raise UserError(f"--quantize {quantize}: {_listed(check)}; {hint}")
+                raise UserError(
+                    f"--quantize {quantize}: {_listed(check)}; add --accept_changes, or export "
+                    "without --quantize"
+                )
             check |= rows.scores(outputs)
             check |= {"weights": quantize} | _measure(directory, facts)
             facts = replace(facts, quantized=check)
@@ -126,6 +135,86 @@ def _validation_rows(run: Run, recipe: Any) -> tuple[list[Any], np.ndarray]:
         rows = rows.select(np.linspace(0, len(rows) - 1, _MAX_ROWS).astype(int))
     texts = [text if isinstance(text, str) else tuple(text) for text in read_by_model(rows)]
     return texts, run.kind.targets(values(rows))
+
+
+class _Verification:
+    """Answers of an export to validation rows, and to texts of any length that are made from them.
+
+    Args:
+        run: The run.
+        texts: Validation rows, as the model reads them.
+        labels: Their labels.
+        facts: Those of the export.
+        logits: Returns the logits of the model in fp32.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        texts: Sequence[Any],
+        labels: np.ndarray,
+        facts: Facts,
+        logits: Callable[[Sequence[Any]], np.ndarray],
+    ) -> None:
+        self._run = run
+        self._facts = facts
+        self._rows = len(texts)
+        self._texts = [*texts, *_make_texts(texts, facts.encoding["max_length"])]
+        self._labels = np.resize(labels, (len(self._texts), *labels.shape[1:]))
+        spread = np.linspace(0, self._rows - 1, min(_ALONE, self._rows)).astype(int)
+        self._alone = np.append(spread, np.arange(self._rows, len(self._texts)))
+        self._reference = logits(self._texts)
+
+    def check(self, directory: Path) -> tuple[dict[str, Any], np.ndarray]:
+        """Return how an export agrees with the model, how its answers depend on other rows, and
+        its logits.
+
+        Returns:
+            See :func:`finetune.statistics.scored.agreement`; ``neighbours`` has the same for the
+            answers to a row in a batch, alone, and padded to the greatest length.
+        """
+        facts = self._facts
+        tokenizer, session = FastTokenizer(directory, facts), OnnxSession(directory, facts)
+        export = TextInference(tokenizer, facts, session)
+        outputs = export(self._texts)
+        alone, padded = outputs.copy(), outputs.copy()
+        texts = [self._texts[number] for number in self._alone]
+        alone[self._alone] = [export([text])[0] for text in texts]
+        export = TextInference(tokenizer, facts, session, facts.encoding["max_length"])
+        padded[self._alone] = export(texts)
+        agreements = [self._agreement(alone, outputs), self._agreement(alone, padded)]
+        neighbours: dict[str, Any] = {"rows": len(texts)}
+        for name in ("changed", "largest_difference"):
+            values = [agreement[name] for agreement in agreements]
+            neighbours[name] = np.max(values).item()  # NaN if one is
+        return self._agreement(self._reference, outputs) | {"neighbours": neighbours}, outputs
+
+    def scores(self, outputs: np.ndarray) -> dict[str, Any]:
+        """Return the score of logits on the validation rows, and its difference to fp32."""
+        kind, labels = self._run.kind, self._labels[: self._rows]
+        answers = kind.scored(labels, outputs[: self._rows])
+        reference = kind.scored(labels, self._reference[: self._rows])
+        name, metric = next(iter(find_metrics(kind.label_kind, kind.metrics).items()))
+        difference = estimate_difference(reference, answers, {name: metric})
+        return {"score": estimate(answers, {name: metric}), "difference": difference}
+
+    def _agreement(self, first: np.ndarray, second: np.ndarray) -> dict[str, Any]:
+        scored = self._run.kind.scored
+        return agreement(scored(self._labels, first), scored(self._labels, second))
+
+
+def _make_texts(texts: Sequence[Any], max_length: int) -> list[Any]:
+    """Return texts, or tuples of texts, of 1, 4, 16 ... and ``max_length`` words."""
+    columns = zip(*([text] if isinstance(text, str) else text for text in texts), strict=True)
+    words = [" ".join(column[:max_length]).split() for column in columns]
+    counts = [1]
+    while counts[-1] < max_length:
+        counts.append(min(_STEP * counts[-1], max_length))
+    rows = []
+    for count in counts:
+        row = tuple(" ".join(part[:count]) for part in words)
+        rows.append(row if isinstance(texts[0], tuple) else row[0])
+    return rows
 
 
 def _has_changed(check: dict[str, Any]) -> bool:
@@ -191,8 +280,10 @@ def _write_model(model: torch.nn.Module, facts: Facts, path: Path) -> None:
         program.save(path, external_data=False)
     except torch.onnx.errors.OnnxExporterError as error:
         cause = first_line(error.__cause__ or error)
-        reason = f"torch {torch.__version__} cannot export {type(model).__name__}: {cause:.200}"
-        raise UserError(f"{reason}; use finetune.predict, or serve the run") from error
+        raise UserError(
+            f"torch {torch.__version__} cannot export {type(model).__name__}: {cause:.200}; use "
+            "finetune.predict, or serve the run"
+        ) from error
 
 
 @contextlib.contextmanager

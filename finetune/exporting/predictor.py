@@ -12,7 +12,7 @@ import pandas as pd
 
 from finetune.errors import UserError, suggestion
 from finetune.predicting.engines import require_engine
-from finetune.predicting.files import EXPORT, Export
+from finetune.predicting.files import EXPORT, Export, Facts, digest_of_model
 from finetune.predicting.inference import Inference
 from finetune.runs.records import Manifest
 from finetune.tasks import decoding
@@ -52,26 +52,24 @@ class Predictor:
     def __init__(
         self, source: str | Path | Run, engine: str | None = None, *, trust_recipe: bool = False
     ) -> None:
-        path = source if isinstance(source, str | Path) else source.path
-        self._path = Path(path).expanduser()
-        is_export = (self._path / EXPORT).exists() or not Manifest.exists_in(self._path)
+        path = Path(source if isinstance(source, str | Path) else source.path).expanduser()
+        self._path = path
+        is_export = (path / EXPORT).exists() or not Manifest.exists_in(path)
         self.engine = engine or ("onnxruntime" if is_export else "torch")
         require_engine(self.engine)
         self._trust_recipe = trust_recipe
         if self.engine == "torch":
             if is_export:
-                raise UserError(f"--engine torch: {self._path} is an export; expected its run")
-            from finetune.exporting.module import facts_of
+                raise UserError(f"--engine torch: {path} is an export; expected its run")
             from finetune.recipe.run import Run
 
-            self._run = Run.load(self._path, trust_recipe=trust_recipe)
+            self._run = Run.load(path, trust_recipe=trust_recipe)
             if self._run.unfinished:
                 warnings.warn(self._run.unfinished, stacklevel=2)
             self._recipe = self._run.recipe(scores=False)
             self.facts = facts_of(self._run, self._recipe)
             self.digest = self.facts.source["sha256"]
         else:
-            path = self._path
             self._export = Export.load(path) if is_export else Export.of_run(path, self.engine)
             self.facts, self.digest = self._export.facts, self._export.digest
         self.task, self.labels = self.facts.task, self.facts.labels
@@ -143,8 +141,10 @@ class Predictor:
         for number, row in enumerate(batch, 1):
             values = row if isinstance(row, tuple) else (row,)
             if len(values) != self.columns:
-                expected = f"expected {self.columns} texts ({', '.join(self._names)})"
-                raise UserError(f"the data, row {number}: {expected}, found {len(values)}")
+                raise UserError(
+                    f"the data, row {number}: expected {self.columns} texts "
+                    f"({', '.join(self._names)}), found {len(values)}"
+                )
             texts = tuple(_text(value, number) for value in values)
             if None in texts:
                 rows.append(None)
@@ -157,8 +157,40 @@ class Predictor:
             if available.count(name) > 1:
                 raise UserError(f"the data has two columns named '{name}': rename one")
             if name not in available:
-                hint = f"{suggestion(name, available)} (available: {', '.join(available)})"
-                raise UserError(f"the data has no column '{name}'{hint}")
+                raise UserError(
+                    f"the data has no column '{name}'{suggestion(name, available)} (available: "
+                    f"{', '.join(available)})"
+                )
+
+
+def facts_of(run: Run, recipe: Any) -> Facts:
+    """Return the facts about a run that an export of it records.
+
+    Raises:
+        UserError: If it does not read texts, or if they cannot be tokenized without the recipe.
+    """
+    from finetune.recipe import TextRecipe
+
+    run.require_model()
+    if not isinstance(recipe, TextRecipe):
+        raise UserError(f"{run.path}: expected a run that reads texts; use finetune.predict")
+    tokenizer: Any = recipe.processing_class()
+    padding = {
+        "input_ids": tokenizer.pad_token_id,
+        "token_type_ids": tokenizer.pad_token_type_id,
+        "attention_mask": 0,
+    }
+    return Facts(
+        task=run.kind.name,
+        labels=run.labels,
+        function=run.kind.function,
+        threshold=0.5 if run.kind.function == "sigmoid" else None,
+        temperature=run.manifest.temperature,
+        encoding=recipe.encoding_facts(),
+        padding={"side": tokenizer.padding_side, **padding},
+        inputs=[name for name in tokenizer.model_input_names if name in padding],
+        source={"run": run.path.resolve().name, "sha256": digest_of_model(run.path)},
+    )
 
 
 def _text(value: Any, number: int) -> str | None:

@@ -111,8 +111,10 @@ def push(
         if mistake := {401: "is not valid", 403: f"may not write to {repo}"}.get(status):
             raise UserError(f"{api.endpoint}: the token {mistake}; {_LOGIN}") from error
         reason = first_line(error.__cause__ or error)
-        hint = "push again (a commit is made whole or not at all)"
-        raise RunError(f"the push to {api.endpoint} failed: {reason}; {hint}") from error
+        raise RunError(
+            f"the push to {api.endpoint} failed: {reason}; push again (a commit is made whole or "
+            "not at all)"
+        ) from error
     except ValueError as error:  # of the metadata
         raise UserError(f"{_CARD}: {error}") from error
 

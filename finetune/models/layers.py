@@ -6,11 +6,23 @@ from operator import attrgetter
 from textwrap import shorten
 
 import numpy as np
+from huggingface_hub.errors import StrictDataclassError
 from torch.nn import Module, ModuleList
 from transformers import PreTrainedModel
 
 from finetune.errors import UserError
 from finetune.models import loaded_weights
+
+#: What a configuration, a model or its weights raise if they refuse another number of layers.
+_REFUSALS = (
+    UserError,
+    StrictDataclassError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def cut(model: PreTrainedModel, count: int | None) -> PreTrainedModel:
@@ -58,7 +70,7 @@ def cut(model: PreTrainedModel, count: int | None) -> PreTrainedModel:
             new_layer = smaller.get_submodule(f"{stack}.{new}")
             new_layer.load_state_dict(layer.state_dict())
             _require_same(layer, new_layer, (old, new))
-    except Exception as error:  # whatever a configuration or a model refuses
+    except _REFUSALS as error:
         reason = shorten(str(error), 300)
         raise UserError(
             f"{flag}: not supported for a model of type '{config.model_type}': {reason}"
@@ -89,5 +101,7 @@ def _require_same(layer: Module, new_layer: Module, numbers: tuple[int, int]) ->
             new_value = vars(new_module).get(attribute)
             is_plain = isinstance(value, (bool, int, float, str, list, tuple))
             if is_plain and value != new_value and (value, new_value) != numbers:
-                change = f"from {value} to {new_value} in layer {numbers[0]}"
-                raise UserError(f"{name}.{attribute} would change {change}")
+                raise UserError(
+                    f"{name}.{attribute} would change from {value} to {new_value} in layer "
+                    f"{numbers[0]}"
+                )

@@ -14,10 +14,10 @@ from finetune.data.digests import fingerprint, seen_in
 from finetune.data.files_of_splits import NONE, SPLITS, NoTrainSplit, guess_split
 from finetune.data.sources import Source, number_rows
 from finetune.errors import UserError, counted
-from finetune.exporting.module import SessionModule, engine_session
 from finetune.pipeline.events import Progress, ignore, reporting
 from finetune.pipeline.results import assess, scores
 from finetune.predicting import Options
+from finetune.predicting.session import SessionModule, engine_session
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe, teacher
 from finetune.recipe.base import Loaded
 from finetune.recipe.run import Run
@@ -84,7 +84,7 @@ def evaluate(
         raise UserError(f"--{next(iter(reading))} says how to read other data: add --data FILE")
     recipe = run.recipe()
     manifest = run.manifest
-    session = engine_session(run, Options(engine=engine, cpu_kernels=cpu_kernels))
+    session = engine_session(run.path, Options(engine=engine, cpu_kernels=cpu_kernels))
     precision = "fp32" if session else manifest.launch.precision
     if precision == "tf32" or (precision == "fp16" and not torch.accelerator.is_available()):
         precision = "fp32"

@@ -17,11 +17,11 @@ import torch
 from finetune.checking.suspects import FILE
 from finetune.data import arrow, memory
 from finetune.errors import Findings, UserError, counted
-from finetune.exporting.module import engine_session
 from finetune.pipeline.events import Advanced, Progress, ignore
 from finetune.pipeline.output import Parts, write_rows
 from finetune.pipeline.request import STANDARD_INPUT, Request, cells, parse_options, read_lines
 from finetune.predicting.inference import Submission
+from finetune.predicting.session import engine_session
 from finetune.recipe.inference import RecipeInference, WordInference
 from finetune.recipe.run import Run
 from finetune.runs.directory import PREDICTIONS
@@ -190,7 +190,7 @@ def _request(
     with report.collect():
         options = parse_options(values, report)
         run = Run.load(run, trust_recipe=trust_recipe)
-        session = engine_session(run, options, workers=hardware.use_threads(None))
+        session = engine_session(run.path, options, workers=hardware.use_threads(None))
         to_frame = functools.partial(_frame, data)
         request = Request(run, source, output, options, session, report, to_frame)
     report.raise_errors()

@@ -19,8 +19,9 @@ ENGINES = ("torch", "onnxruntime", "openvino")
 def require_engine(engine: str) -> None:
     """Raise a ``UserError`` if an engine is unknown, or that says how to install it."""
     if engine not in ENGINES:
-        expected = f"expected {', '.join(ENGINES)}{suggestion(engine, ENGINES)}"
-        raise UserError(f"--engine {engine}: {expected}")
+        raise UserError(
+            f"--engine {engine}: expected {', '.join(ENGINES)}{suggestion(engine, ENGINES)}"
+        )
     if engine != "torch":
         extra = "onnx" if engine == "onnxruntime" else engine
         require_packages(f"--engine {engine}", engine, extra=extra)

@@ -62,11 +62,10 @@ class Export:
         """
         directory = Path(path).expanduser()
         if not (directory / EXPORT).exists():
-            reason = "no such directory"
-            if directory.exists():
-                reason = f"no {EXPORT} in it"
-            hint = "to make one: python -m finetune export RUN"
-            raise UserError(f"{path} is neither a run nor a whole export: {reason}; {hint}")
+            raise UserError(
+                f"{path} is neither a run nor a whole export: it has no {EXPORT}; to make one: "
+                "python -m finetune export RUN"
+            )
         facts = Facts.read(directory)
         hint = "copy the directory again, or make it again"
         if facts.sha256 != facts.digest():
@@ -74,8 +73,7 @@ class Export:
         for name in (MODEL, TOKENIZER):
             file = directory / name
             if not file.is_file() or hash_file(file) != facts.files.get(name):
-                state = "has changed since the export" if file.is_file() else "is missing"
-                raise UserError(f"{file} {state}: {hint}")
+                raise UserError(f"{file} has changed since the export, or is missing: {hint}")
         return cls(directory, facts)
 
     @classmethod
@@ -90,8 +88,10 @@ class Export:
             raise UserError(f"--engine {engine}: {run} has no export; to make one: {command}")
         export = cls.load(run / FOLDER)
         if export.facts.source["sha256"] != digest_of_model(run):
-            reason = f"was made from another model than {run} has now"
-            raise UserError(f"{export.path} {reason}; to make it again: {command}")
+            raise UserError(
+                f"{export.path} was made from another model than {run} has now; to make it again: "
+                f"{command}"
+            )
         return export
 
     @property

@@ -1,15 +1,20 @@
-"""Batches computed with torch.
+"""Batches computed with torch, and an engine as a module of torch.
 
 On a CPU every core computes whole batches with one thread: cores that share a matrix product wait
 for each other after each one. The logits of a row are then the same for any number of threads.
 """
 
 import inspect
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from finetune.errors import UserError
 from finetune.models import cpu
+from finetune.predicting import Options
+from finetune.predicting.engines import OnnxSession, require_engine
+from finetune.predicting.files import Export
 from finetune.predicting.inference import Batch, Session
 from finetune.runtime import distributed
 
@@ -49,3 +54,43 @@ class TorchSession(Session):
         with torch.inference_mode():
             logits: torch.Tensor = self._model(**tensors)["logits"]
         return logits.float().reshape(len(logits), -1).cpu().numpy()
+
+
+class SessionModule(torch.nn.Module):
+    """A model whose logits an engine computes; it has no weights."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Return ``{"logits": ...}``, float32, shape ``(rows, outputs)``."""
+        tensors = dict(
+            input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
+        )
+        batch = {name: tensor.cpu() for name, tensor in tensors.items() if tensor is not None}
+        return {"logits": torch.from_numpy(self._session(batch)).to(input_ids.device)}
+
+
+def engine_session(run: Path, options: Options, workers: int = 0) -> OnnxSession | None:
+    """Return the export of a run, loaded by the engine that options name; None for torch.
+
+    With ``workers``, as many threads compute batches at once, each on one core.
+
+    Raises:
+        UserError: If there is no such export, or if the options are not for this engine.
+    """
+    engine = options.engine or "torch"
+    require_engine(engine)
+    if engine == "torch":
+        return None
+    for name, value in {"precision": "fp32", "cpu_kernels": "off"}.items():
+        if (typed := getattr(options, name)) not in (None, value):
+            raise UserError(f"--{name} {typed}: --engine {engine} expects {value}")
+    export = Export.of_run(run, engine)
+    return OnnxSession(export.path, export.facts, engine, workers)

@@ -398,7 +398,7 @@ class Recipe(RecipeOptions):
     @functools.cached_property
     def training_rows(self) -> Dataset:
         """The training rows of :attr:`prepared`. With a teacher or soft labels, their ``labels``
-        have a :class:`~finetune.training.layout.LabelLayout`, and unlabelled rows follow.
+        have a :class:`~finetune.training.steps.LabelLayout`, and unlabelled rows follow.
         """
         from finetune.recipe import teacher
 

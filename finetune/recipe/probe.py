@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 _MAX_ROWS, _MAX_SHARE = 20_000, 0.1
 _STEP_ROWS = 32  # of an optimizer step, if its rows are counted in tokens
 _MAX_VALIDATION_ROWS = 1_000
+#: The least distance of inputs from their mean, as a share of their length. Of MiniLM it is 0.55;
+#: with one of its layers 0.003, where the weights of a regression, and so the gradients of the
+#: layer below, are 200 times as large as usual.
+_MIN_SPREAD = 0.01
 _LESS_MEMORY = "--head random, a smaller --max_length, or --precision bf16"
 _VERSION = 2  # increment when the same model and rows should yield other states
 
@@ -81,7 +85,8 @@ def _fit(
     """Return the linear model of the inputs of the last layer, and a note with its score.
 
     The model is None if its loss on validation rows is high: its weights fit the noise of the
-    training rows then, and fine-tuning would start from that.
+    training rows then, and fine-tuning would start from that. It is None, too, if its inputs hardly
+    differ by row, as its weights would be very large.
     """
     if not states.is_pretrained(model):
         return None, ""
@@ -93,6 +98,9 @@ def _fit(
         reason = "adds something to the outputs of its last layer"
         return None, f"random weights, because {type(model).__name__} {reason}"
     features = encoded.head_inputs
+    spread = np.linalg.norm(features - features.mean(axis=0))
+    if spread < _MIN_SPREAD * np.linalg.norm(features):
+        return None, "random weights, because the inputs of the last layer hardly differ by row"
     targets = steps.read_labels(recipe.prepared["train"])[numbers]
     weights = recipe.weights
     if arguments is not None and arguments.class_sampling == "balanced":

@@ -33,7 +33,7 @@ from finetune.predicting.inference import Inference
 from finetune.predicting.text import FastTokenizer, TextInference
 from finetune.recipe.run import Run
 from finetune.runtime import activity, files
-from finetune.training.layout import LabelLayout
+from finetune.training.steps import LabelLayout
 
 if TYPE_CHECKING:
     from finetune.recipe.base import Recipe

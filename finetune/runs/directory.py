@@ -168,9 +168,10 @@ class RunDirectory:
         with contextlib.suppress(OSError, ValueError):
             logits = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         if logits.shape != (rows, classes) or logits.dtype.kind != "f":
-            expected = f"expected the logits of {rows:,} rows and {classes:,} classes"
-            hint = "copy it from where the run was trained, or train it again"
-            raise UserError(f"{path} is missing or damaged: {expected}; {hint}")
+            raise UserError(
+                f"{path} is missing or damaged: expected the logits of {rows:,} rows and "
+                f"{classes:,} classes; copy it from where the run was trained, or train it again"
+            )
         return logits
 
     def reserve_space(self) -> None:

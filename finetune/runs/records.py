@@ -55,13 +55,16 @@ class Record(Part):
         try:
             content = json.loads(path.read_text(encoding="utf-8"), object_hook=cls.RESTORE)
             if (schema := content.get("schema", 0)) > SCHEMA:
-                hint = f"expected at most {SCHEMA}; install the release that wrote it"
-                raise UserError(f"{path} has schema {schema}: {hint}")
+                raise UserError(
+                    f"{path} has schema {schema}: expected at most {SCHEMA}; install the release "
+                    "that wrote it"
+                )
             record: Self = _from_json(cls, content)
             return record
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            message = f"{path} is damaged, or not written by this toolkit: {error}"
-            raise UserError(message) from error
+            raise UserError(
+                f"{path} is damaged, or not written by this toolkit: {error}"
+            ) from error
 
     def write(self, directory: Path) -> None:
         """Write the file, whole or not at all."""

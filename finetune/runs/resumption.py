@@ -123,8 +123,10 @@ class Resumption:
             changes.append(f"{name}: {now} instead of {before}")
             is_accepted = name in allowed | REPORTED_CHANGES or accepted.get(name, old) == new
             if name in _FIXED or not is_accepted:
-                trained = f"{self.path or self.directory} was trained with {name}"
-                refused[name] = f"{trained} {before}, now it is {now}"
+                refused[name] = (
+                    f"{self.path or self.directory} was trained with {name} {before}, now it is "
+                    f"{now}"
+                )
         if refused:
             hint = f"or accept the new ones: --allow_changed {','.join(refused)}"
             if _FIXED & set(refused):
@@ -135,8 +137,10 @@ class Resumption:
             return None
         sentence = f"resumed with {', '.join(changes)}"
         if is_longer:
-            sentence += "; the result differs from a run of this length in one go, because its "
-            sentence += "schedule differs"
+            sentence += (
+                "; the result differs from a run of this length in one go, because its schedule "
+                "differs"
+            )
         return sentence
 
 
@@ -151,7 +155,7 @@ def requested_checkpoint(resume: bool, path: str | None, output_dir: Path) -> st
         output_dir: The output directory, which may not exist yet.
 
     Raises:
-        UserError: If both are given, or if the number of restarts is none.
+        UserError: If both are given.
     """
     if resume and path:
         raise UserError(
@@ -160,12 +164,8 @@ def requested_checkpoint(resume: bool, path: str | None, output_dir: Path) -> st
         )
     if resume:
         return "resume"
-    is_restarted = False
-    for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
-        count = os.environ.get(name) or "0"
-        if not count.isdecimal():
-            raise UserError(f"{name}={count}: expected the number of restarts of the job; unset it")
-        is_restarted = is_restarted or int(count) > 0
+    counts = [os.environ.get(f"{name}_RESTART_COUNT") for name in ("TORCHELASTIC", "SLURM")]
+    is_restarted = any(count not in (None, "", "0") for count in counts)
     if is_restarted and (not path or list_checkpoints(output_dir)):
         with contextlib.suppress(UserError):  # an unreadable run is not of this job
             if _is_run_of_this_job(_read_manifest(output_dir)):
@@ -216,9 +216,9 @@ def find_checkpoint(request: str | None, output_dir: Path, *, renames: bool = Fa
     if starts_again:
         return start
     flag = "--resume" if request == "resume" else "--resume_from_checkpoint last"
-    sentences = [f"{flag}: no complete checkpoint in {output_dir}", *problems]
-    sentences.append("leave out the flag to start from the beginning")
-    raise UserError("; ".join(sentences))
+    hint = "leave out the flag to start from the beginning"
+    first = f"{flag}: no complete checkpoint in {output_dir}"
+    raise UserError("; ".join([first, *problems, hint]))
 
 
 def _continue_from_path(request: str, output_dir: Path) -> Resumption:
@@ -227,11 +227,9 @@ def _continue_from_path(request: str, output_dir: Path) -> Resumption:
     if not (path / STATE).exists():
         raise UserError(f"{flag}: expected 'last' or a directory with a {STATE}")
     if (damage := find_damage(path)) is not None:
-        newest, _ = find_newest_complete(path.parent)
-        hint = "no other checkpoint is complete"
-        if newest:
-            hint = f"type {newest} instead"
-        raise UserError(f"{flag} is damaged ({damage}): {hint}")
+        raise UserError(
+            f"{flag} is damaged ({damage}): --resume continues from the newest one that is complete"
+        )
     is_in_place = path.parent == output_dir.resolve()
     return replace(_continue_from(path, []), in_place=is_in_place)
 
@@ -262,8 +260,11 @@ def _continue_from(path: Path, notes: list[str]) -> Resumption:
     configuration = Checkpoint.read(path).configuration
     best = json.loads((path / STATE).read_text(encoding="utf-8"))["best_global_step"]
     if best and not Checkpoint.exists_in(path.with_name(f"checkpoint-{best}")):
-        missing = f"the best checkpoint so far, checkpoint-{best}, is missing or incomplete: unless"
-        notes = [*notes, f"{missing} a better one follows, the model of the last step is saved"]
+        note = (
+            f"the best checkpoint so far, checkpoint-{best}, is missing or incomplete: unless a "
+            "better one follows, the model of the last step is saved"
+        )
+        notes = [*notes, note]
     manifest = _read_manifest(path.parent)
     return Resumption(path, path.parent, manifest, configuration, notes=notes)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from finetune.errors import RunError, UserError
 
@@ -221,13 +221,16 @@ def gather(value: Any, group: Any = None) -> list[Any]:
     return values
 
 
-def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> Result:
+def main_process_first(
+    prepare: Callable[[], Result], *, share: bool = True, on_each_machine: bool = True
+) -> Result:
     """Call ``prepare`` on rank 0, then on local rank 0 of every other machine; return the result.
 
     The second call can use the caches that the first one filled. The other ranks of a machine get
     a pickled copy of the result of its local rank 0. With ``share=False``, or if the result cannot
-    be pickled, they call ``prepare`` too. It may take up to a day, and may fork: gloo's threads
-    hold nothing that a child needs (docs/decisions/process-group-first.md).
+    be pickled, they call ``prepare`` too. Without ``on_each_machine`` only rank 0 calls it, whose
+    result all get. It may take up to a day, and may fork: gloo's threads hold nothing that a child
+    needs (docs/decisions/process-group-first.md).
 
     Raises:
         UserError: On every rank, if one rank raised it; the same holds for a ``RunError``.
@@ -238,8 +241,13 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
     import torch.distributed as dist
 
     waiting = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    turns = [me.rank == 0]
+    source = 0
+    if on_each_machine:
+        turns.append(me.rank > 0 and (me.local_rank == 0 or not share))
+        source = me.rank - me.local_rank
     results = []
-    for is_my_turn in (me.rank == 0, me.rank > 0 and (me.local_rank == 0 or not share)):
+    for is_my_turn in turns:
         failure: Exception | None = None
         if is_my_turn:
             try:
@@ -259,35 +267,21 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
         with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
             if results:
                 pickled = pickle.dumps(results[0])
-        pickled = gather(pickled, waiting)[me.rank - me.local_rank]
+        pickled = gather(pickled, waiting)[source]
     if results:
         return results[0]
     return prepare() if pickled is None else pickle.loads(pickled)
 
 
 def on_main_process(compute: Callable[[], Result]) -> Result:
-    """Call ``compute`` on rank 0 and return its result on every rank; it may take a day.
-
-    Without a process group every process calls ``compute``.
-
-    Raises:
-        UserError: On every rank, if rank 0 raised it; the same holds for a ``RunError``.
+    """Call ``compute`` on rank 0 and return its result on every rank, see
+    :func:`main_process_first`; without a process group every process calls it.
     """
     import torch.distributed as dist
 
-    if ranks().world_size == 1 or not dist.is_initialized():
+    if not dist.is_initialized():
         return compute()
-    waiting = dist.new_group(backend="gloo", timeout=timedelta(days=1))
-    result: Any = None
-    if is_main_process():
-        try:
-            result = compute()
-        except (UserError, RunError) as error:
-            result = error
-    result = gather(result, waiting)[0]
-    if isinstance(result, (UserError, RunError)):
-        raise result
-    return cast(Result, result)
+    return main_process_first(compute, on_each_machine=False)
 
 
 def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:

@@ -156,14 +156,14 @@ def stop(error: BaseException) -> int:
         _wait_to_be_ended()
     line = first_line(error)
     if isinstance(error, Stopped):
-        message = ""
-        if rank == 0:
-            message = line
+        message = line if rank == 0 else ""
     elif isinstance(error, (UserError, RunError)):
         message = "\n".join(f"error: {line}" for line in getattr(error, "mistakes", (error,)))
     elif is_lost:
-        reason = "it exited, or took longer than --ddp_timeout"
-        message = f"error: rank {rank} lost the connection to another rank: {reason}: {line}"
+        message = (
+            f"error: rank {rank} lost the connection to another rank: it exited, or took longer "
+            f"than --ddp_timeout: {line}"
+        )
     else:
         message = "".join(traceback.format_exception(error)).rstrip()
         if distributed.ranks().world_size > 1:

@@ -196,8 +196,7 @@ async def _read_body(request: Request) -> bytes:
                 if size <= _BODY_BYTES:  # read on: many clients see no answer while they send
                     body += chunk
     except TimeoutError:
-        message = f"the body did not arrive within {_BODY_SECONDS:g} s"
-        raise HTTPException(408, message) from None
+        raise HTTPException(408, f"the body did not arrive within {_BODY_SECONDS} s") from None
     if size > _BODY_BYTES:
         raise HTTPException(413, f"expected at most {_BODY_BYTES:,} bytes")
     return bytes(body)
@@ -229,8 +228,10 @@ def _read_rows(body: bytes, columns: int) -> list[str] | list[tuple[str, ...]]:
         if not all(text.strip() for text in row):
             raise HTTPException(422, f"row {number}: expected a text, found an empty one")
         if (size := max(map(len, row))) > _TEXT_CHARACTERS:
-            most = f"expected at most {_TEXT_CHARACTERS:,} characters"
-            raise HTTPException(413, f"row {number}: {most}, found {size:,}")
+            raise HTTPException(
+                413,
+                f"row {number}: expected at most {_TEXT_CHARACTERS:,} characters, found {size:,}",
+            )
     if columns == 1:
         return [row[0] for row in rows]
     return list(map(tuple, rows))

@@ -132,8 +132,9 @@ class ArgumentValues(SimpleNamespace):
         try:  # the library creates it only when the training has begun
             get_scheduler(name, torch.optim.SGD([torch.zeros(1)]), 1, 2, kwargs)
         except (ValueError, TypeError) as error:
-            flags = f"--lr_scheduler_type {name.value} --lr_scheduler_kwargs {kwargs}"
-            raise UserError(f"{flags}: {error}") from error
+            raise UserError(
+                f"--lr_scheduler_type {name.value} --lr_scheduler_kwargs {kwargs}: {error}"
+            ) from error
         return arguments
 
 

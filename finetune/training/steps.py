@@ -13,6 +13,7 @@ The random order is that of torch's ``DistributedSampler`` and accelerate's
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,13 +29,48 @@ from finetune.data import encoding, words
 from finetune.data.lengths import cut, lengths_of, padded
 from finetune.errors import UserError
 from finetune.runtime import distributed
-from finetune.training.layout import LabelLayout
 
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
 
 RowLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _BATCHES_SORTED_TOGETHER = 50
+
+
+@dataclass(frozen=True)
+class LabelLayout:
+    """The columns of the ``labels`` of training rows: target, weight and answers of a teacher.
+
+    ``compute_loss_func`` gets outputs and labels only, so labels have everything that the loss of a
+    row reads. Evaluated rows have their targets only. The loss of a row is
+    ``(1 - weight) * loss + weight * divergence``.
+
+    Attributes:
+        shape: The shape of the target of a row: ``()`` or ``(outputs,)``.
+        has_class: Whether the target is a class id.
+        is_soft: Whether the target is a probability for each class.
+        divergence: Takes logits and answers, both ``(rows, outputs)``; returns how much they
+            differ, ``(rows,)``. None without a teacher; then there are no answers.
+    """
+
+    shape: tuple[int, ...]
+    has_class: bool = False
+    is_soft: bool = False
+    divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+    def pack(self, targets: np.ndarray, weight: float, answers: np.ndarray) -> np.ndarray:
+        """Return the labels of rows, float32, shape ``(rows, columns)``."""
+        targets = targets.reshape(len(targets), -1)
+        weights = np.full((len(targets), 1), weight)
+        return np.concatenate([targets, weights, answers], axis=1).astype(np.float32)
+
+    def unpack(self, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return targets, ``(rows, *shape)``, weights, ``(rows,)``, and answers."""
+        size = math.prod(self.shape)
+        targets = labels[:, :size].reshape(-1, *self.shape)
+        if self.has_class:
+            targets = targets.long()
+        return targets, labels[:, size], labels[:, size + 1 :]
 
 
 @dataclass(frozen=True)
@@ -188,11 +224,13 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.strategy = arguments.train_sampling_strategy
         self.lengths = lengths_of(dataset, arguments.length_column_name)
         self._steps_of = functools.lru_cache(maxsize=1)(self._draw_steps)  # takes an epoch
-        if self.lengths is None and arguments.length_column_name != "length":  # its default
-            columns = f"the prepared rows have {', '.join(dataset.column_names)}"
-            raise UserError(f"--length_column_name {arguments.length_column_name}: {columns}")
-        if self.strategy == "group_by_length" and self.lengths is None:
-            raise UserError("--train_sampling_strategy group_by_length: the rows have no lengths")
+        column = arguments.length_column_name
+        needs_lengths = self.strategy == "group_by_length" or column != "length"  # its default
+        if self.lengths is None and needs_lengths:
+            raise UserError(
+                f"--length_column_name {column}: the prepared rows have only "
+                f"{', '.join(dataset.column_names)}"
+            )
         self._rows_by_class: list[np.ndarray] | None = None
         if arguments.class_sampling == "balanced":
             classes = read_labels(dataset)
@@ -200,8 +238,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
             self._rows_by_class = np.split(order, np.flatnonzero(np.diff(classes[order])) + 1)
         if self.global_batch_size is not None:
             if self.rows < self.global_batch_size:
-                size = f"--global_batch_size {self.global_batch_size}"
-                raise UserError(f"{size}: there are {self.rows} training rows; give a smaller one")
+                raise UserError(
+                    f"--global_batch_size {self.global_batch_size}: there are {self.rows} training "
+                    "rows; give a smaller one"
+                )
             self.sizes = [self.global_batch_size] * (self.rows // self.global_batch_size)
         else:
             shares = distributed.devices_in_training(arguments.use_cpu) * self.accumulation

@@ -646,6 +646,17 @@ def test_a_head_whose_inputs_say_nothing_stays_random(
     assert "random weights, because logistic regression" in note
 
 
+@pytest.mark.contract("G5", "G6")
+def test_a_head_whose_inputs_hardly_differ_stays_random(reviews: Path) -> None:
+    """A linear model of them would have very large weights, and the layer such gradients."""
+    recipe = Text(dataset=str(reviews), model="embedded:minilm", layers=1, max_length=64)
+    trainer = recipe.trainer(precision="fp32", disable_tqdm=True, output_dir="unused")
+    (note,) = (note for note in recipe.notes if note.startswith("head: "))
+    assert "random weights, because the inputs of the last layer hardly differ" in note
+    model: Any = trainer.model
+    assert model.classifier.weight.norm(dim=1).max() < 1
+
+
 @pytest.mark.contract("G5")
 def test_few_rows_keep_the_last_epoch(reviews: Path, bert: Path) -> None:
     """Unless the user chooses."""

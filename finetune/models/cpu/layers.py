@@ -99,9 +99,9 @@ def pack(model: torch.nn.Module) -> None:
     as ``torch.nn.TransformerEncoderLayer`` does. Layers with hooks are left as they are.
     """
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not available or not is_of_library(model) or not internals.packs_linear():
+    if not available or not is_of_library(model):
         return
-    dtypes = _DTYPES if internals.packs_bf16() else (torch.float32,)
+    dtypes = internals.packable_dtypes()
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
             if type(layer) is not torch.nn.Linear or layer.weight.dtype not in dtypes:
