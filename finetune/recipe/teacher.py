@@ -335,4 +335,14 @@ def soft_labels(recipe: Any) -> np.ndarray | None:
     fix = f"correct the columns of {flag}, or remove the rows"
     targets.refuse_or_drop(report, description, fix, positions, rows, "train", drop=False)
     report.raise_errors()
+    votes_of_label = values[np.arange(len(values)), rows["label"][:]]
+    targets.report_rows(
+        report,
+        "contrary_votes",
+        "whose label has fewer votes than another one",
+        f"they are trained on the votes: correct the labels or the columns of {flag}",
+        np.flatnonzero(votes_of_label < values.max(axis=1)),
+        rows,
+        "train",
+    )
     return np.asarray(values / sums[:, None])

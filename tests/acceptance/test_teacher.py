@@ -201,6 +201,12 @@ def test_soft_labels_are_learned_as_by_cross_entropy_with_probabilities(
     expected = functional.cross_entropy(logits, shares, classes, label_smoothing=smoothing)
     trainer.train()
     assert trainer.state.log_history[0]["loss"] == pytest.approx(float(expected), rel=1e-5)
+    rows = recipe.splits["train"].to_pandas()
+    is_good = rows["label"] == recipe.labels.index("good")
+    contrary = int((is_good & (rows["yes"] < rows["no"])).sum())
+    contrary += int((~is_good & (rows["no"] < rows["yes"])).sum())
+    (message,) = (f.message for f in recipe.report.findings if "fewer votes" in f.message)
+    assert message == f"{contrary} of 173 train rows whose label has fewer votes than another one"
 
 
 @pytest.mark.contract("A11", "G6")
