@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from finetune.errors import UserError, first_line, masked, suggestion
+from finetune.errors import RunError, UserError, first_line, masked, suggestion
 from finetune.recipe import catalog
 from finetune.runtime import __version__, distributed, stopping
 from finetune.runtime.files import to_json_values
@@ -88,8 +88,10 @@ def main(words: Sequence[str] | None = None) -> int:
     if is_json and distributed.is_main_process():
         try:
             print(json.dumps(to_json_values(answer), indent=2, allow_nan=False), flush=True)
-        except BrokenPipeError:
+        except OSError as error:
             _close_stdout()
+            if not isinstance(error, BrokenPipeError):  # the disk is full
+                return stopping.stop(RunError(f"standard output: {error.strerror}"))
     return int(answer["status"])
 
 

@@ -2,11 +2,15 @@
 
 import io
 import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pandas as pd
@@ -139,6 +143,23 @@ def test_mistakes_are_an_object_too(
     assert facts.keys() == {"schema", "status", "errors"}
     assert (finished.status, len(facts["errors"])) == (2, mistakes)
     assert finished.stderr == "".join(f"error: {mistake}\n" for mistake in facts["errors"])
+
+
+@pytest.mark.contract("A15")
+def test_an_answer_that_cannot_be_written(tmp_path: Path) -> None:
+    """A reader that has closed the pipe does not mind; a full disk is a failure."""
+    words = [sys.executable, "-m", "finetune", "list", "--json"]
+    with open("/dev/full", "w") as full:
+        finished = subprocess.run(words, cwd=tmp_path, stdout=full, stderr=PIPE, text=True)
+    assert finished.returncode == 1
+    assert finished.stderr.endswith("\nerror: standard output: No space left on device\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    finished = subprocess.run(words, cwd=tmp_path, stdout=writer, stderr=PIPE, text=True)
+    os.close(writer)
+    assert finished.returncode == 0
+    assert "Traceback" not in finished.stderr
+    assert "error" not in finished.stderr
 
 
 @pytest.mark.contract("A15")
