@@ -129,12 +129,14 @@ def _require_trackers(options: Options) -> Mistakes:
         for word in {"all", "none"}.intersection(names):
             yield f"--report_to {' '.join(names)}: expected {word} alone, or without it"
     for name in sorted(set(names) - {"none", "all", *installed}):
-        hint = ""
+        problem = "not installed"
         if name in _TRACKERS:
-            hint = f": pip install '{DISTRIBUTION}[{name}]'"
+            problem += f": pip install '{DISTRIBUTION}[{name}]'"
         elif name not in trackers.INTEGRATION_TO_CALLBACK:
-            hint = suggestion(name, trackers.INTEGRATION_TO_CALLBACK)
-        yield f"--report_to {name}: not installed{hint}"
+            problem = f"unknown{suggestion(name, trackers.INTEGRATION_TO_CALLBACK)}"
+            if "," in name:
+                problem = f"expected blanks between names: {name.replace(',', ' ')}"
+        yield f"--report_to {name}: {problem}"
 
 
 def _refuse_accelerator_config(options: Options) -> Mistakes:

@@ -204,6 +204,12 @@ def test_a_missing_package_is_named_before_the_training(
     assert not (tmp_path / "run").exists()
 
 
+def test_trackers_are_separated_by_blanks(reviews: Path, bert: Path, cli: Cli) -> None:
+    words = ["text", "--dataset", reviews, "--model", bert, "--report_to"]
+    cli(*words, "wandb,tensorboard").refused("expected blanks between names: wandb tensorboard")
+    cli(*words, "tensorbord").refused("unknown; did you mean 'tensorboard'?")
+
+
 class MLflowServer(BaseHTTPRequestHandler):
     """Answers the requests of a training to MLflow, until it has got some curves."""
 
