@@ -110,13 +110,11 @@ class Settings:
         words = [f"{name}={value!r}" for name, value in keywords.items()]
         command = f"finetune.train({', '.join([repr(catalog.origin(parser.recipe)), *words])})"
         settings = cls._resolve(parser, keywords, command)
-        for name in ("dry_run", "num_processes"):
-            value = settings.user_options.get(name)
-            if value is not None and value is not False:
-                settings.report.error(
-                    f"{name} is for the command line: leave it out; in Python there are "
-                    "recipe.prepared, and finetune.launch(recipe, num_processes=N, ...)"
-                )
+        if (number := settings.user_options.get("num_processes")) is not None:
+            settings.report.error(
+                f"num_processes={number} is for the command line: leave it out, and call "
+                f"finetune.launch(recipe, num_processes={number}, ...)"
+            )
         return dataclasses.replace(settings, typed=options)
 
     @classmethod

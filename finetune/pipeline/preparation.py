@@ -31,7 +31,7 @@ from finetune.training import steps as training_steps
 from finetune.training.arguments import ArgumentValues
 
 #: Flags that may differ between machines.
-_MACHINE_FLAGS = ("output_dir", "resume_from_checkpoint", "resume", "num_threads")
+_MACHINE_FLAGS = {"output_dir", "resume_from_checkpoint", "resume", "num_threads"}
 
 
 @dataclass(frozen=True)
@@ -211,12 +211,15 @@ def _refuse_different_machines(prepared: Prepared) -> None:
     settings = prepared.settings
     facts = prepared.configuration | settings.training
     facts["the checkpoint of step"] = prepared.resumption.step
-    facts["dry_run"] = settings.dry_run
+    facts["--dry_run"] = settings.dry_run
     if Path(str(facts.get("model") or "-")).expanduser().exists():
         del facts["model"]  # its path may differ between machines; its files are compared
-    for name in _MACHINE_FLAGS:
-        facts.pop(name, None)
-    first, *facts_of_others = distributed.gather(facts)
+    flags = vars(settings.recipe) | vars(settings.values)
+    compared = {}
+    for name, fact in facts.items():
+        if name not in _MACHINE_FLAGS:
+            compared[f"--{name}" if name in flags else name] = fact
+    first, *facts_of_others = distributed.gather(compared)
     for rank, other in enumerate(facts_of_others, start=1):
         mistakes = []
         for name in first | other:

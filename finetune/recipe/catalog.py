@@ -83,6 +83,10 @@ def of_run(name: str, manifest: Path) -> type[Recipe]:
     """
     if name.endswith(".py"):
         refuse_untrusted([Path(name)], "recipe", manifest)
+    elif name not in (names := summaries()):
+        raise UserError(
+            f"{manifest}: the recipe '{name}' is not installed (available: {', '.join(names)})"
+        )
     return find(name)
 
 

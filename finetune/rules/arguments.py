@@ -144,18 +144,24 @@ def _refuse_accelerator_config(options: Options) -> Mistakes:
     config: Any = options.accelerator_config
     if config is None:
         return
-    try:
-        if isinstance(config, str):
+    if isinstance(config, AcceleratorConfig):
+        config = vars(config)
+    if isinstance(config, str):
+        try:
             config = json.loads(config if config.startswith("{") else Path(config).read_text())
-        if not isinstance(config, AcceleratorConfig):
-            config = AcceleratorConfig(**config)
-    except (OSError, ValueError, TypeError) as error:
-        yield f"--accelerator_config {config}: expected a mapping, JSON or a file of it: {error}"
+        except (OSError, ValueError) as error:
+            yield f"--accelerator_config {config}: expected JSON, or a file of it: {error}"
+            return
+    if not isinstance(config, Mapping):
+        yield f"--accelerator_config: expected a mapping, found {config!r:.100}"
         return
-    for key, reason in _UNSUPPORTED_KEYS.items():
-        if bool(getattr(config, key)) != bool(getattr(AcceleratorConfig(), key)):
-            yield f"--accelerator_config: {key}: {reason}; leave it out"
-    accumulation = config.gradient_accumulation_kwargs or {}
+    defaults = vars(AcceleratorConfig())
+    for key, value in config.items():
+        if key not in defaults:
+            yield f"--accelerator_config: unknown key '{key}'{suggestion(key, defaults)}"
+        elif key in _UNSUPPORTED_KEYS and bool(value) != bool(defaults[key]):
+            yield f"--accelerator_config: {key}: {_UNSUPPORTED_KEYS[key]}; leave it out"
+    accumulation = config.get("gradient_accumulation_kwargs") or {}
     if not isinstance(accumulation, Mapping) or accumulation.keys() - {"sync_each_batch"}:
         yield (
             f"--accelerator_config: gradient_accumulation_kwargs {json.dumps(accumulation)}: "

@@ -227,9 +227,11 @@ def _continue_from_path(request: str, output_dir: Path) -> Resumption:
     if not (path / STATE).exists():
         raise UserError(f"{flag}: expected 'last' or a directory with a {STATE}")
     if (damage := find_damage(path)) is not None:
-        raise UserError(
-            f"{flag} is damaged ({damage}): --resume continues from the newest one that is complete"
-        )
+        newest, _ = find_newest_complete(path.parent)
+        hint = "no other checkpoint is complete"
+        if newest:
+            hint = f"type {newest} instead"
+        raise UserError(f"{flag} is damaged ({damage}): {hint}")
     is_in_place = path.parent == output_dir.resolve()
     return replace(_continue_from(path, []), in_place=is_in_place)
 

@@ -197,8 +197,10 @@ def _write_or_compare(directory: Path, manifest: SetManifest) -> None:
             raise UserError(f"--output_dir {directory} holds other files: use another directory")
         return manifest.write(directory)
     present = SetManifest.read(directory)
-    old = {"kind": present.kind, "space": present.space, **present.configuration}
-    new = {"kind": manifest.kind, "space": manifest.space, **manifest.configuration}
+    if present.kind != manifest.kind:
+        raise UserError(f"{directory} is a set of `{present.kind}`: use another --output_dir")
+    old = {"space": present.space, **present.configuration}
+    new = {"space": manifest.space, **manifest.configuration}
     mistakes = []
     for name in {**old, **new}:
         value, new_value = old.get(name), new.get(name)

@@ -94,14 +94,15 @@ def find_type_mistake(flag: str, value: Any, hint: Any) -> str:
     """Return a message if a value does not have the type of its option, else an empty string; types
     that no option has are not checked.
     """
-    for kind in alternatives(hint):
-        if get_origin(kind) is Literal and value is not None:
-            hint = kind
     kinds = alternatives(hint)
+    if value is not None and get_origin(kinds[0]) is Literal and kinds[1:] == (type(None),):
+        hint = kinds[0]
+        kinds = alternatives(hint)
     if get_origin(hint) is Literal:
         if value in kinds:
             return ""
-        return f"{flag} {value}: expected {', '.join(kinds)}{suggestion(str(value), kinds)}"
+        choices = " or ".join(filter(None, [", ".join(kinds[:-1]), kinds[-1]]))
+        return f"{flag} {value}: expected {choices}{suggestion(str(value), kinds)}"
     types = tuple(_TYPES[kind][0] for kind in kinds if kind in _TYPES and kind is not bool)
     is_right = bool in kinds if isinstance(value, bool) else isinstance(value, types)
     if isinstance(value, list):

@@ -397,7 +397,7 @@ def test_one_process_is_this_one_and_python_names_launch(
     cli(*words, "--dry_run", "--config", config).refused("expected 1 or more, gpu or auto")
     config = write_config(tmp_path, num_processes=2)
     for options in ({"num_processes": 2}, {"config": config}):
-        with user_error("num_processes", "finetune.launch(recipe, num_processes=N, ...)"):
+        with user_error("num_processes=2", "finetune.launch(recipe, num_processes=2, ...)"):
             finetune.train("text", dataset=str(reviews), model=str(bert), **options)
 
 
