@@ -210,8 +210,8 @@ MUTATIONS = (
     Mutation(
         "a resumed run loses the losses since the last log",
         "finetune/training/trainer.py",
-        'self._loss += pending["loss"]',
-        'self._loss += 0 * pending["loss"]',
+        "self._loss += losses[self.args.process_index] if is_same_job else mean",
+        "self._loss += 0 * mean",
         ("D5",),
     ),
     Mutation(
@@ -406,8 +406,8 @@ MUTATIONS = (
     Mutation(
         "the train_loss of a resumed run counts losses from before the stop",
         "finetune/training/trainer.py",
-        'self._total_loss -= pending["loss"]',
-        'self._total_loss += pending["loss"]',
+        "self._total_loss -= mean",
+        "self._total_loss += mean",
         ("D5",),
     ),
     Mutation(

@@ -356,7 +356,7 @@ def _read_json(path: Path) -> Any:
 
 def _require_whole(split: str, paths: Sequence[Path]) -> None:
     """Raise a ``UserError`` if shards are missing or of two sets, or if rows are in two formats."""
-    shards: dict[Path, dict[str, int]] = defaultdict(dict)  # the count in each name, by prefix
+    shards: dict[Path, dict[str, int]] = defaultdict(dict)  # the count in each name, by pattern
     by_stem: dict[Path, Path] = {}
     for path in paths:
         stem = formats.stem(path)
@@ -368,14 +368,17 @@ def _require_whole(split: str, paths: Sequence[Path]) -> None:
             )
         match = _SHARD.search(stem)
         if match is not None and match[1]:
-            shards[path.with_name(stem[: match.start()])][path.name] = int(match[1])
-    for prefix, counts in shards.items():
+            digits = match.start()
+            if not stem[digits].isdigit():
+                digits += 1  # of the separator
+            shards[path.with_name(f"{stem[:digits]}*")][path.name] = int(match[1])
+    for pattern, counts in shards.items():
         if set(counts.values()) != {len(counts)}:
             names = list_first(list(counts), _MAX_LISTED)
             raise UserError(
-                f"{prefix}*: expected all shards of one set, found {names}: "
+                f"{pattern}: expected all shards of one set, found {names}: "
                 "remove old ones, copy those that are missing, or pass a pattern to read them as "
-                f"they are: --dataset '{prefix}*'"
+                f"they are: --dataset '{pattern}'"
             )
 
 

@@ -22,10 +22,10 @@ from typing import Any
 from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 
 from finetune.data import prediction_columns, targets, words
-from finetune.data.columns import require_columns
+from finetune.data.columns import describe_columns, require_columns
 from finetune.data.labels import natural_key, parse_list
 from finetune.data.targets import OUTSIDE, refuse_or_drop
-from finetune.errors import Findings
+from finetune.errors import Findings, UserError, counted
 
 AUTO = "auto"
 #: The column of Prodigy that says whether a person has accepted the row.
@@ -82,6 +82,7 @@ class TagReader:
         renames: The new names of types or tags, by their names in the data.
         drop_invalid: Whether rows with an invalid label are left out; otherwise they are errors.
         names: All names of tags and types in the data that were read.
+        padded: The number of spans with blanks at the beginning or end.
     """
 
     text: str
@@ -91,6 +92,7 @@ class TagReader:
     renames: Mapping[str, str]
     drop_invalid: bool
     names: set[str] = field(default_factory=set)
+    padded: int = 0
 
     def read(self, dataset: DatasetDict, report: Findings) -> tuple[DatasetDict, str, str]:
         """Return the splits with ``text`` and ``label`` instead of the columns that these are read
@@ -106,6 +108,7 @@ class TagReader:
         labels, column, have_spans = self._find_columns(dataset, report)
         dataset = prediction_columns.set_aside(dataset, read=[labels, column])
         parse = self._from_tags
+        way = ""
         fix = "correct them, or leave them out: --drop_invalid"
         if have_spans:
             if self.scheme != AUTO:
@@ -117,15 +120,21 @@ class TagReader:
                 self.scheme = self._find_scheme(_cells(dataset["train"], labels))
             name = _NAMES[self.scheme]
             reason = f"the tags in '{labels}' are {name}"
-            fix += f" (read as {name}; --tag_scheme reads them in another way)"
+            way = f" (read as {name}; --tag_scheme reads them in another way)"
         items = {}
         tags = {OUTSIDE}
         for split, rows in dataset.items():
             items[split], invalid = _parse(rows, column, labels, parse)
             for description, positions in invalid.items():
-                refuse_or_drop(report, description, fix, positions, rows, split, self.drop_invalid)
+                hint = fix
+                if "sequence of tags" in description or "tag that is not" in description:
+                    hint += way
+                refuse_or_drop(report, description, hint, positions, rows, split, self.drop_invalid)
             for *_, tags_of_row in items[split].values():
                 tags.update(tags_of_row)
+        if self.padded:
+            spans = counted(self.padded, "span")
+            report.info(f"{spans} with blanks at the beginning or end: the blanks are left out")
         if not self.drop_invalid:
             report.raise_errors()
         types = sorted({tag[2:] for tag in tags - {OUTSIDE}}, key=natural_key)
@@ -142,7 +151,7 @@ class TagReader:
         train = dataset["train"]
         # of a file with a word a line the first and the last field
         numbers = sorted(filter(str.isdecimal, train.column_names), key=int)
-        labels = _find(train, self.labels, [*LABEL_COLUMNS, *numbers[:0:-1]])
+        labels = _find(train, "--label_column", self.labels, [*LABEL_COLUMNS, *numbers[:0:-1]])
         flags = {"--label_column": [labels]}
         require_columns(dataset, flags, report)
         cells = (cell for cell in _cells(train, labels) if isinstance(cell, list))
@@ -153,7 +162,7 @@ class TagReader:
             column = self.text
             flags["--text_column"] = [column]
         else:
-            column = _find(train, self.tokens, TOKEN_COLUMNS)
+            column = _find(train, "--token_column", self.tokens, TOKEN_COLUMNS)
             flags["--token_column"] = [column]
         require_columns(dataset, flags, report)
         return labels, column, have_spans
@@ -161,6 +170,7 @@ class TagReader:
     def _find_scheme(self, cells: Iterable[Any]) -> str:
         """Return the scheme that fits the tags of rows."""
         letters = set()
+        plain = set()  # types without a letter
         first_letters = set()  # of the first word of an entity
         for cell in cells:
             previous = ""
@@ -168,12 +178,20 @@ class TagReader:
                 continue
             for tag in cell:
                 letter, name = self._split_tag(tag)
-                letters.add(letter)
+                if letter:
+                    letters.add(letter)
+                elif name:
+                    plain.add(name)
                 if name != previous:
                     first_letters.add(letter)
                 previous = name
-        if letters <= {""}:
+        if not letters:
             return "plain"
+        if plain:
+            raise UserError(
+                "--tag_scheme: there are tags with a prefix, such as B-, and without, such as "
+                f"{min(plain)!r}: set plain if B- is part of a type, or correct the tags"
+            )
         if letters & {"E", "S"}:
             return "iobes"
         if "I" in first_letters and "B" not in first_letters:
@@ -193,7 +211,9 @@ class TagReader:
         match = _TAG.fullmatch(name)
         if match is not None and self.scheme != "plain":
             letter = _OTHER_LETTERS.get(match[1], match[1])
-            name = self._rename(match[2])
+            name = match[2]
+            if str(tag) not in self.renames:
+                name = self._rename(name)
         if name == OUTSIDE:
             return "", ""
         return letter, name
@@ -212,7 +232,7 @@ class TagReader:
         previous_letter = previous = ""
         for before, cell in itertools.pairwise(["the beginning", *labels, OUTSIDE]):
             letter, name = self._split_tag(cell)
-            if cell is None or not str(cell).strip() or name.isdecimal():
+            if cell is None or not str(cell).strip() or (not letter and name.isdecimal()):
                 raise Invalid("with a tag without a name (--label_map 0=O,1=B-NAME gives names)")
             if name and letter not in _LETTERS[self.scheme]:
                 raise Invalid(f"with a tag that is not {_NAMES[self.scheme]}", repr(cell))
@@ -250,6 +270,7 @@ class TagReader:
             if not 0 <= start < end <= len(value):
                 raise Invalid("with a span outside of the text", f"{start} to {end}")
             content = value[start:end].strip()
+            self.padded += content != value[start:end]
             first = bisect.bisect_left(starts, start)
             last = bisect.bisect_right(ends, end)
             if first >= last or value[starts[first] : ends[last - 1]] != content:
@@ -261,11 +282,17 @@ class TagReader:
         return value, places, tags
 
 
-def _find(rows: Dataset, typed: str | None, usual: Sequence[str]) -> str:
-    """Return the column that is typed, else the first of the usual ones that there is."""
+def _find(rows: Dataset, flag: str, typed: str | None, usual: Sequence[str]) -> str:
+    """Return the column that is typed, else the first of the usual ones."""
     if typed:
         return typed
-    return next(filter(rows.column_names.__contains__, usual), usual[0])
+    for name in usual:
+        if name in rows.column_names:
+            return name
+    hint = describe_columns(rows, usual[0])
+    if {"data", "annotations"} <= set(rows.column_names):
+        hint += "; from Label Studio, export JSON-MIN"
+    raise UserError(f"{flag}: expected a column {' or '.join(usual)}{hint}")
 
 
 def _cells(rows: Dataset, column: str) -> list[Any]:

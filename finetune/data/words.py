@@ -102,8 +102,11 @@ class WordWindows(Windows):
             encoded = tokenizer(words, is_split_into_words=True, **IDS_ONLY)
             for token, word in zip(encoded["input_ids"], encoded.word_ids(), strict=True):
                 ids[word].append(token)
+        unknown = tokenizer.unk_token_id
+        if unknown is None:
+            unknown = tokenizer.pad_token_id
         # a control character, for instance, has no token
-        return [tokens or [tokenizer.unk_token_id] for tokens in ids]
+        return [tokens or [unknown] for tokens in ids]
 
 
 def labels_of(rows: Any) -> np.ndarray:

@@ -149,7 +149,9 @@ def predict_file(
     else:
         numbers = request.chunks[ranks.rank :: ranks.world_size]
         missing = [number for number in numbers if number not in complete]
-        for number, _, added in _predict_chunks(request, missing, advance, before):
+        for number, _, added in _predict_chunks(
+            request, missing, advance, before, ranks.world_size
+        ):
             parts.write(number, added)
         distributed.gather(None)  # wait for the others
         distributed.leave_process_group()  # all at once: only rank 0 has work left
@@ -262,7 +264,11 @@ def _check_output(output: Path, source: str | Path, report: Findings) -> None:
 
 
 def _predict_chunks(
-    request: Request, numbers: Iterable[int], progress: Progress, done: int = 0
+    request: Request,
+    numbers: Iterable[int],
+    progress: Progress,
+    done: int = 0,
+    processes: int = 1,
 ) -> Iterator[tuple[int, Any, pa.Table]]:
     """Yield number and rows of chunks, and the columns that are added to them.
 
@@ -271,6 +277,7 @@ def _predict_chunks(
         numbers: Those of the chunks. All lines of the standard input are predicted.
         progress: Called with each event, on rank 0.
         done: The number of rows that are predicted already.
+        processes: The number of processes that predict other chunks at the same time.
 
     Raises:
         UserError: If memory runs out, or if a row cannot be predicted.
@@ -292,10 +299,10 @@ def _predict_chunks(
     try:
         for number, chunk, values, submission in submitted:
             added = request.added_columns(inference.logits(submission), values)
-            done += len(chunk) * distributed.ranks().world_size  # the others have done as many
+            done += len(chunk) * processes  # the others have done as many
             if request.total:
                 done = min(done, request.total)
-            if distributed.is_main_process():
+            if processes == 1 or distributed.is_main_process():
                 progress(Advanced("predicted", done, request.total))
             yield number, chunk, added
     except (MemoryError, torch.OutOfMemoryError) as error:

@@ -185,7 +185,7 @@ def refuse_untrusted(paths: Sequence[Path], kind: str, manifest: Path) -> None:
             mistakes.append(
                 f"{manifest} names a {kind} file, {path}, which would be run as code: if you "
                 "trust that file, add --trust_recipe (in Python trust_recipe=True, or import it "
-                "first; in place of a --teacher, give its export)"
+                "first)"
             )
         else:
             mistakes.append(f"{manifest} names a {kind} file that does not exist: {path}")

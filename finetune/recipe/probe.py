@@ -276,7 +276,8 @@ class _Encoder:
         """Return a hash of everything that decides the states, but for a recipe's own collator."""
         model = self._model
         facts = [_VERSION, self._options, type(model).__name__, model.config.to_json_string()]
-        facts += [self._recipe.processing_class(), rows.column_names]
+        processor: Any = self._recipe.processing_class()
+        facts += [getattr(processor, "padding_side", None), rows.column_names]
         total = xxhash.xxh3_128(repr(facts).encode())
         last = head.last_linear(model, self._recipe.kind.width)
         new = {id(weight) for weight in last.parameters()}
@@ -284,6 +285,8 @@ class _Encoder:
             if id(weight) not in new:  # the last layer, which is removed
                 total.update(name.encode())
                 total.update(weight.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+        if "input_ids" not in rows.column_names and processor is not None:
+            total.update(processor.to_json_string().encode())
         for column in rows.column_names:
             if not column.startswith("label"):
                 total.update(b"".join(digests.hash_rows(rows, column)))

@@ -31,6 +31,7 @@ from finetune.predicting.engines import OnnxSession, require_engine
 from finetune.predicting.files import EXPORT, Export, digest_of_model
 from finetune.predicting.inference import Inference
 from finetune.predicting.text import FastTokenizer, TextInference
+from finetune.recipe import catalog
 from finetune.recipe.run import Run
 from finetune.runtime import activity, files
 from finetune.training.steps import LabelLayout
@@ -100,6 +101,10 @@ class Teacher:
         if run.unfinished:
             raise UserError(run.unfinished)
         manifest = run.manifest
+        file = Path(manifest.recipe)
+        if file.suffix == ".py" and not catalog.imported(file.resolve()):
+            command = f"python -m finetune export {path} --trust_recipe"
+            raise UserError(f"{path} has a recipe file, {file}; expected its export: {command}")
         recipe = run.recipe(scores=False)
         kernels = manifest.arguments.get("cpu_kernels", "auto")
         options = Options(precision="fp32", cpu_kernels=kernels)

@@ -165,7 +165,7 @@ def requested_checkpoint(resume: bool, path: str | None, output_dir: Path) -> st
     if resume:
         return "resume"
     counts = [os.environ.get(f"{name}_RESTART_COUNT") for name in ("TORCHELASTIC", "SLURM")]
-    is_restarted = any(count not in (None, "", "0") for count in counts)
+    is_restarted = any(count and count.isdecimal() and int(count) > 0 for count in counts)
     if is_restarted and (not path or list_checkpoints(output_dir)):
         with contextlib.suppress(UserError):  # an unreadable run is not of this job
             if _is_run_of_this_job(_read_manifest(output_dir)):

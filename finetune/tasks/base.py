@@ -307,7 +307,8 @@ class Task(ABC, Generic[S]):
         facts: dict[str, Any] = {}
         if self.label_kind != "numbers":
             facts["classes"] = metrics.describe_classes(named)
-        if self.function == "softmax" and len(named.names) <= metrics.MAX_CLASSES_OF_CONFUSION:
+        is_small = self.labels_words or len(named.names) <= metrics.MAX_CLASSES_OF_CONFUSION
+        if self.function == "softmax" and is_small:
             facts["confusion"] = named.confusion.tolist()
         scores = metrics.estimate(rows, metrics.with_standard(rows, recipe_metrics))
         notes = metrics.describe_gaps(rows, recipe_metrics, scores)

@@ -162,8 +162,9 @@ def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.nd
     weights: dict[str, float] = {}
     mistakes: list[str] = []
     for part in split_values(text) or [text]:
-        name, _, number = part.rpartition("=")
-        name = name or number
+        name, equals, number = part.rpartition("=")
+        if not equals:
+            name, number = part, ""
         if name not in names:
             name = name.strip()
         try:

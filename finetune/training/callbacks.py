@@ -1,5 +1,6 @@
 """When a training saves and stops, how fast it is, and errors about memory and disk explained."""
 
+import logging
 import math
 import time
 import traceback
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 from transformers import ProgressCallback, TrainerCallback, TrainerState
+from transformers.utils import logging as library_logging
 
 from finetune.errors import RunError, UserError, counted
 from finetune.runtime import activity, distributed, stopping
@@ -53,24 +55,32 @@ class TrainingCallback(TrainerCallback):
     stop_reason: str | None = None
     _batches = 0
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, begin: Callable[[], object], complete: Callable[[], object]) -> None:
+        self._begin = begin  # called in `on_train_begin`, after the other callbacks
+        self._complete = complete  # called when the library has written a checkpoint
 
     def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
-        """Reset the counts, and begin the training, after the other callbacks."""
+        """Reset the counts, and call ``begin``."""
         self._counts = np.zeros(3)  # rows, tokens and seconds of the steps
         self._logged_counts = np.zeros(3)
         self._clock = time.perf_counter()
-        self._trainer.begin_training()
+        self._begin()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the epoch of the sampler, which transformers 5.16 does not do after a resume."""
+        """Set the epoch of the sampler, which transformers 5.16 does not do after a resume.
+
+        If no step is left, the library is kept silent about an epoch without batches.
+        """
         self.sampler.set_epoch(math.floor(state.epoch or 0))  # of a resumed one it is a fraction
+        self._verbosity = library_logging.get_verbosity()
+        if control.should_training_stop:
+            library_logging.set_verbosity(logging.ERROR)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Do nothing after an epoch without batches, which :meth:`on_train_begin` has completed."""
         if not self._counts.any():
             control.should_log = control.should_evaluate = control.should_save = False
+        library_logging.set_verbosity(self._verbosity)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Count the step; if a process got a signal, save it, after which :meth:`on_save` stops."""
@@ -121,7 +131,7 @@ class TrainingCallback(TrainerCallback):
 
     def on_save(self, *_: Any, **kwargs: Any) -> None:
         """Complete the checkpoint, and stop if a process got a signal."""
-        self._trainer.complete_checkpoint()
+        self._complete()
         self._clock = time.perf_counter()
         _stop_if_requested()
 
@@ -176,15 +186,16 @@ class Bar(ProgressCallback):
 
 @contextmanager
 def explained(
-    arguments: FinetuneArguments, work: str, advice: str = _LESS_MEMORY
+    arguments: FinetuneArguments, work: str | Callable[[], str], advice: str = _LESS_MEMORY
 ) -> Iterator[None]:
     """Raise a ``RunError`` that says what helps if the disk is full or an allocation fails during
-    ``work``, e.g. ``writing the model``; ``advice`` is what needs less memory. On a CPU Linux
+    ``work``, e.g. ``writing checkpoint-9``; ``advice`` is what needs less memory. On a CPU Linux
     may kill the process instead.
     """
     try:
         yield
     except (OSError, RuntimeError, MemoryError, SafetensorError) as error:
+        work = work if isinstance(work, str) else work()
         texts = "".join(traceback.format_exception(error, limit=0))  # also of what it came from
         if any(text in texts for text in _DISK):
             raise RunError(
@@ -192,7 +203,6 @@ def explained(
                 "add --resume; smaller: --save_total_limit 1, or --save_only_model true"
             ) from error
         if isinstance(error, MemoryError) or any(text in texts for text in _MEMORY):
-            raise RunError(
-                f"out of memory on {arguments.device} in {work}: try {advice}"
-            ) from error
+            place = f"out of memory on {arguments.device} in {work}"
+            raise RunError(f"{place}: try {advice}") from error
         raise

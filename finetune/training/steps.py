@@ -227,10 +227,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
         column = arguments.length_column_name
         needs_lengths = self.strategy == "group_by_length" or column != "length"  # its default
         if self.lengths is None and needs_lengths:
-            raise UserError(
-                f"--length_column_name {column}: the prepared rows have only "
-                f"{', '.join(dataset.column_names)}"
-            )
+            flag = f"--length_column_name {column}"
+            if column == "length":
+                flag = "--train_sampling_strategy group_by_length needs lengths (length)"
+            raise UserError(f"{flag}: the prepared rows have {', '.join(dataset.column_names)}")
         self._rows_by_class: list[np.ndarray] | None = None
         if arguments.class_sampling == "balanced":
             classes = read_labels(dataset)

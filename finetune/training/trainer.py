@@ -98,7 +98,7 @@ class Trainer(transformers.Trainer):
             os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # or shards are unpickled on a resume
             shard_embeddings_once(self.accelerator.state.fsdp_plugin, self.model)
         self._directory = Path(self.args.output_dir or "")
-        self.callback = TrainingCallback(self)
+        self.callback = TrainingCallback(self.begin_training, self.complete_checkpoint)
         self.add_callback(self.callback)  # the last callback decides
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -160,17 +160,12 @@ class Trainer(transformers.Trainer):
         if self.args.remove_unused_columns:
             unused = [name for name in rows.column_names if name not in self._columns]
             rows = rows.remove_columns(unused)
-        return DataLoader(
-            rows,
-            collate_fn=self.data_collator,
-            num_workers=self.args.dataloader_num_workers or 0,
-            pin_memory=self.args.dataloader_pin_memory,
-            persistent_workers=self.args.dataloader_persistent_workers,
-            prefetch_factor=self.args.dataloader_prefetch_factor,
-            multiprocessing_context=self.args.dataloader_multiprocessing_context,
-            in_order=self.args.dataloader_in_order,
-            **options,
-        )
+        names = ["num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order"]
+        names.append("multiprocessing_context")
+        for name in names:
+            options[name] = getattr(self.args, f"dataloader_{name}", None)
+        options = {name: value for name, value in options.items() if value is not None}
+        return DataLoader(rows, collate_fn=self.data_collator, **options)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -209,17 +204,16 @@ class Trainer(transformers.Trainer):
             UserError: If the checkpoint to resume from is damaged, or there is none.
             RunError: If memory runs out, or a number is not finite.
         """
-        path = resume_from_checkpoint
+        path = str(resume_from_checkpoint) if resume_from_checkpoint else None
         if self.moves_runs_aside:  # else the pipeline has verified it and locked the directory
             path = self._prepare_directory(path or self.args.resume_from_checkpoint)
-        self._resumed = None
+        self._resumed = Path(path) if path else None
         if path:
-            self._resumed = Path(path)
-            self._require_all_weights(self._resumed)
-            path = str(path)
+            self._require_all_weights(Path(path))
         self._limit = self.args.save_total_limit
         if self.args.profile and self.is_world_process_zero():
-            self.callback.profiler = make_profiler(self.args.profile, self._directory / "profile")
+            place = self._directory / "profile"
+            self.callback.profiler = make_profiler(self.args.profile, place)
         try:
             with self.callback.profiler or contextlib.nullcontext(), self._saving():
                 output = super().train(path, *args, **kwargs)
@@ -234,18 +228,18 @@ class Trainer(transformers.Trainer):
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         return output._replace(training_loss=output.metrics["train_loss"])
 
-    def _prepare_directory(self, request: str | Path | None) -> Path | None:
+    def _prepare_directory(self, path: str | None) -> str | None:
         """Lock the output directory, and return the verified checkpoint to resume from, if any."""
         directory = self._directory
-        path = None
-        if request:
-            path = find_checkpoint(str(request), directory).path
-            if path is None:
+        if path:
+            checkpoint = find_checkpoint(path, directory).path
+            if checkpoint is None:
                 raise UserError(f"no checkpoint in {directory}")
-            checkpoints.refuse_code(path)
+            checkpoints.refuse_code(checkpoint)
+            path = str(checkpoint)
         if self.args.should_save:
             lock_directory(directory)
-            if path is None and Manifest.exists_in(directory):
+            if not path and Manifest.exists_in(directory):
                 logging.getLogger("finetune").warning(move_run_aside(directory))
         return path
 
@@ -324,19 +318,19 @@ class Trainer(transformers.Trainer):
 
         The library casts weights and buffers in place, and would save the cast ones.
         """
-        values = {name: tensor.data for name, tensor in self._named_tensors()}
+        assert self.model is not None
+        owners = list(self.model.modules())
+        weights = [(weight, weight.data) for weight in self.model.parameters()]
+        buffers = [dict(owner.named_buffers(recurse=False)) for owner in owners]
         try:
             yield
         finally:
             if self.args.bf16_full_eval or self.args.fp16_full_eval:
-                for name, tensor in self._named_tensors():
-                    tensor.data = values[name]
-
-    def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights and the buffers of the model, which may be in several modules."""
-        assert self.model is not None
-        yield from self.model.named_parameters()
-        yield from self.model.named_buffers(remove_duplicate=False)
+                for weight, values in weights:
+                    weight.data = values
+                for owner, named in zip(owners, buffers, strict=True):
+                    for name, values in named.items():
+                        setattr(owner, name, values)
 
     @contextlib.contextmanager
     def _keep_random_states(self) -> Iterator[None]:
@@ -395,8 +389,7 @@ class Trainer(transformers.Trainer):
         after that; every process calls it.
         """
         path = self._checkpoint_path()
-        loss = self.accelerator.gather(self._loss).mean().item()
-        pending = {"loss": loss, "last_logged_step": self._last_logged_step}
+        pending = {"loss_by_process": distributed.gather(self._loss.item())}
         if self.args.should_save:
             checkpoints.complete_checkpoint(path, self.configuration, pending)
         self._incomplete = None
@@ -420,9 +413,15 @@ class Trainer(transformers.Trainer):
         """Explain errors inside the block, and delete a checkpoint that could not be written: the
         disk may be full. The library deletes no checkpoints, it would do so too early.
         """
+
+        def work() -> str:
+            if self._incomplete is None:
+                return "the training"
+            return f"writing {self._incomplete.name}"
+
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            with explained(self.args, "the training"):
+            with explained(self.args, work):
                 yield
         finally:
             self.args.save_total_limit = limit
@@ -463,11 +462,11 @@ class Trainer(transformers.Trainer):
                 "another checkpoint"
             )
 
-    def create_scheduler(self, *args: Any, **kwargs: Any) -> LRScheduler:
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LRScheduler:
         """Note the settings of the optimizer, which the library then loads from the checkpoint."""
-        scheduler: LRScheduler = super().create_scheduler(*args, **kwargs)
-        assert self.optimizer is not None
-        self._settings = [{**group, "params": None} for group in self.optimizer.param_groups]
+        scheduler: LRScheduler = super().create_scheduler(num_training_steps, optimizer)
+        used: Any = self.optimizer if optimizer is None else optimizer
+        self._settings = [{**group, "params": None} for group in used.param_groups]
         return scheduler
 
     def _apply_settings(self) -> None:
@@ -476,11 +475,12 @@ class Trainer(transformers.Trainer):
         scheduler = self.lr_scheduler
         if not isinstance(scheduler, LambdaLR):
             return
-        for group, new in zip(optimizer.param_groups, self._settings, strict=True):
-            group |= {**new, "params": group["params"]}
         scheduler.base_lrs = [group["initial_lr"] for group in self._settings]
-        scheduler.last_epoch -= 1
-        scheduler.step()  # sets the learning rate of this step again
+        rates = scheduler.get_lr()
+        scheduler.load_state_dict({**scheduler.state_dict(), "_last_lr": rates})
+        groups = zip(optimizer.param_groups, self._settings, rates, strict=True)
+        for group, new, rate in groups:
+            group |= {**new, "params": group["params"], "lr": rate}
 
     def begin_training(self) -> None:
         """After resuming, run the evaluation that is due at this step but missing, and save again.
@@ -505,10 +505,7 @@ class Trainer(transformers.Trainer):
             state.best_model_checkpoint = str(best)
         if self.reschedules:
             self._apply_settings()
-        pending = Checkpoint.read(self._resumed).pending
-        self._loss += pending["loss"]
-        self._total_loss -= pending["loss"]  # train_loss covers the steps since the resume
-        self._last_logged_step = pending["last_logged_step"]
+        self._resume_losses(Checkpoint.read(self._resumed).pending.get("loss_by_process", [0.0]))
         self.callback.on_evaluate(self.args, state, self.control)  # it may have stopped early
         control = DefaultFlowCallback().on_step_end(self.args, state, self.control)
         if float(state.epoch or 0.0).is_integer() or state.global_step >= state.max_steps:
@@ -523,6 +520,15 @@ class Trainer(transformers.Trainer):
             if has_random_states:
                 self._save_now()
         control.should_log = control.should_evaluate = control.should_save = False
+
+    def _resume_losses(self, losses: list[float]) -> None:
+        """Continue the sum of the steps since the last log, whose part each process has saved."""
+        mean = sum(losses) / len(losses)
+        is_same_job = len(losses) == self.args.world_size
+        self._loss += losses[self.args.process_index] if is_same_job else mean
+        self._total_loss -= mean  # train_loss covers the steps since the resume
+        logged = [entry["step"] for entry in self.state.log_history if "loss" in entry]
+        self._last_logged_step = int(max(logged, default=0))
 
     def _note_best(self, metrics: Mapping[str, float]) -> None:
         """Note whether an evaluation is the best, as the library does in a training."""

@@ -598,6 +598,11 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
         ["--class_weights", "'godo'", "'good'"],
     ),
     "no-weight": (NAMES, ["--class_weights", "good"], ["--class_weights good", "NAME=WEIGHT"]),
+    "name-without-weight": (
+        ["2", "b", "2", "b"],
+        ["--class_weights", "2"],
+        ["--class_weights 2: expected one weight for '2'"],
+    ),
     "misspelled-balanced": (NAMES, ["--class_weights", "balance"], ["'balance'", "'balanced'"]),
     "several-weights": (
         NAMES,
