@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], list[str]]] = {
                  ["not accepted", "line 2"]),
     "scheme of spans": ("a.jsonl", [SEVEN], dict(tag_scheme="iob2"), ["has spans, not tags"]),
     "Label Studio's other format": ("a.json", [{"data": {"text": "x"}, "annotations": []}], {},
-                                    ["--label_column", "(available: data, annotations)", "JSON-MIN"]),
+                                    ["--label_column", "available: data, annotations", "JSON-MIN"]),
     "no entity": ("a.conll", "Ann O\nLee O", {}, ["no entities"]),
     "unknown name": ("a.conll", IOB2, dict(label_map="ORG=O"), ["--label_map", "'ORG'"]),
     "texts": ("a.conll", IOB2, dict(text_columns="a,b", truncation="tail", relabel="x.csv"),
