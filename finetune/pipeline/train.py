@@ -71,7 +71,7 @@ def train(
         UserError: If the options or the data have errors; it lists all of them.
     """
     distributed.refuse_separate_processes()
-    return run_training(Settings.from_keywords(recipe, options), progress)
+    return run_training(_settings(recipe, options), progress)
 
 
 def launch(
@@ -104,7 +104,7 @@ def launch(
     if num_processes == 1:
         return train(recipe, progress=progress, **options)
     distributed.refuse_separate_processes()
-    settings = Settings.from_keywords(recipe, options)
+    settings = _settings(recipe, options)
     with reporting(progress):
         prepared = prepare(dataclasses.replace(settings, dry_run=True))
     settings = dataclasses.replace(settings, recipe=prepared.settings.recipe)  # with its rows
@@ -123,6 +123,15 @@ def launch(
             rdzv_endpoint="127.0.0.1:0",  # torch chooses the port
         )
     return Run.load(settings.output_dir)
+
+
+def _settings(recipe: str | type[Recipe] | Recipe, options: dict[str, Any]) -> Settings:
+    settings = Settings.from_keywords(recipe, options)
+    if settings.dry_run:
+        settings.report.error(
+            "dry_run is for the command line: in Python, use recipe.splits and recipe.prepared"
+        )
+    return settings
 
 
 def run_training(
