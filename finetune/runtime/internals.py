@@ -28,27 +28,30 @@ if TYPE_CHECKING:
 _LINEAR = "linear layers are not packed: predictions on a CPU are slower"
 _ATTENTION = "the attention of transformers is used, with padding: training on a CPU is slower"
 _HOOKS = "layers keep their padding and are not packed: training and predictions are slower"
-#: Private member -> what is lost without it. Seen in torch 2.13, transformers 5.24, datasets 5.2.
+#: Private member -> the version it was seen in, and what is lost without it.
 MEMBERS = {
-    "_linear_pointwise": _LINEAR,  # of torch.ops.mkldnn
-    "_reorder_linear_weight": _LINEAR,
-    "_is_mkldnn_bf16_supported": _LINEAR,
-    "_softmax_backward_data": _ATTENTION,  # of torch.ops.aten
-    "_forward_hooks": _HOOKS,  # of torch.nn.Module
-    "_forward_pre_hooks": _HOOKS,
-    "_attn_implementation": _ATTENTION,  # of PreTrainedConfig
-    # of Trainer
-    "_save_checkpoint": "a stop during an evaluation loses the steps since the last checkpoint",
-    "_load_rng_state": "an evaluation that a resume repeats is not saved",
-    "_indices": "selected rows are copied: large data sets are read slowly",  # of Dataset
-    "hf_tqdm": "tokenizing reports no progress",  # of datasets.arrow_dataset
+    "_linear_pointwise": ("torch 2.13", _LINEAR),  # of torch.ops.mkldnn
+    "_reorder_linear_weight": ("torch 2.13", _LINEAR),
+    "_is_mkldnn_bf16_supported": ("torch 2.13", _LINEAR),
+    "_softmax_backward_data": ("torch 2.13", _ATTENTION),  # of torch.ops.aten
+    "_forward_hooks": ("torch 2.13", _HOOKS),  # of torch.nn.Module
+    "_forward_pre_hooks": ("torch 2.13", _HOOKS),
+    "_attn_implementation": ("transformers 5.24", _ATTENTION),  # of PreTrainedConfig
+    "_save_checkpoint": (  # of Trainer
+        "transformers 5.24",
+        "a stop during an evaluation loses the steps since the last checkpoint",
+    ),
+    "_load_rng_state": ("transformers 5.24", "an evaluation that a resume repeats is not saved"),
+    "_indices": ("datasets 5.2", "selected rows are copied: large data sets are read slowly"),
+    "hf_tqdm": ("datasets 5.2", "tokenizing reports no progress"),  # of datasets.arrow_dataset
 }
 
 
 @functools.cache
 def _warn(name: str) -> None:
+    version, loss = MEMBERS[name]
     if distributed.is_main_process():
-        warnings.warn(f"{MEMBERS[name]} ({name} of a library is missing)", stacklevel=2)
+        warnings.warn(f"{loss} ({name} of {version} is missing)", stacklevel=2)
 
 
 def _has(owner: object, *names: str) -> bool:

@@ -76,6 +76,7 @@ def forward(
     is_supported = (
         not (causal or dropout)
         and query.shape == key.shape == value.shape
+        and query.dtype == key.dtype == value.dtype
         and (groups is not None or (is_known_mask and query.dtype in FASTER_DTYPES))
         and has_no_effect(kwargs)
     )
