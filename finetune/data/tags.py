@@ -237,13 +237,7 @@ class TagReader:
             if name and letter not in _LETTERS[self.scheme]:
                 raise Invalid(f"with a tag that is not {_NAMES[self.scheme]}", repr(cell))
             continues = name == previous and letter not in ("B", "S")
-            needs_open = letter in ("I", "E")
-            is_impossible = False
-            if self.scheme in ("iob2", "iobes"):
-                is_impossible = needs_open and not continues
-            if self.scheme == "iobes":  # what is open, and only that, is continued
-                is_impossible |= needs_open != (previous_letter in ("B", "I"))
-            if is_impossible:
+            if self._is_impossible(previous_letter, letter, continues):
                 place = f"{cell} after {before} (word {len(tags) + 1})"
                 raise Invalid("with an impossible sequence of tags", place)
             tag = OUTSIDE
@@ -252,6 +246,22 @@ class TagReader:
             tags.append(tag)
             previous_letter, previous = letter, name
         return *words.join_words(tokens), tags[:-1]
+
+    def _is_impossible(self, previous_letter: str, letter: str, continues: bool) -> bool:
+        """Return whether a tag cannot follow another one.
+
+        Args:
+            previous_letter: The letter of the tag before; empty if it is outside.
+            letter: The letter of the tag.
+            continues: Whether its type is that of the tag before, and its letter begins nothing.
+        """
+        if self.scheme not in ("iob2", "iobes"):
+            return False
+        needs_open = letter in ("I", "E")
+        if needs_open and not continues:
+            return True
+        # what is open, and only that, is continued
+        return self.scheme == "iobes" and needs_open != (previous_letter in ("B", "I"))
 
     def _from_spans(self, value: Any, labels: Any) -> Tagged:
         """Return the words of a text with the tags of spans; raise :class:`Invalid` if there is no
