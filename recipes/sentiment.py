@@ -34,7 +34,6 @@ class Sentiment(TextRecipe):
     text_column: str = "review"
     label_column: str = "division"
     max_length: int = 128
-    positive_label: str | None = "positive"
 
     def load(self) -> "DatasetDict":
         dataset = self.read()

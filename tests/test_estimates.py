@@ -151,6 +151,7 @@ def test_intervals_over_seeds_cover_the_true_values(seeds: int, deviation: float
     assert of_mean / 300 > 0.92
     assert of_difference / 300 > 0.92
     assert mean.high - mean.low < 0.5
-    assert math.isnan(estimates.estimate(first[:2], SHARE, 200).low)
+    for few in (1, 2):
+        assert math.isnan(estimates.estimate(first[:few], SHARE, 200).low)
     all_right = np.ones_like(first)
     assert estimates.estimate(all_right, SHARE, 200).low > 0.97

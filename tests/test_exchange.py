@@ -44,13 +44,13 @@ for options in ({}, dict(find_unused_parameters=True, gradient_as_bucket_view=Fa
     if rank == 0:  # the rank that creates the file
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
     assert not exchange.use(wrapped)  # every process uses gloo
-    assert not hasattr(wrapped, exchange.MARK)
+    assert not exchange.used_by(wrapped)
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     files = list(shared.iterdir())
     distributed.gather(None)  # before the next file is created
     assert not files
     assert exchange.use(wrapped)
-    assert hasattr(wrapped, exchange.MARK)
+    assert exchange.used_by(wrapped)
     assert exchange.use(wrapped)  # as in a second training
     trained = [weight for weight in wrapped.parameters() if weight.requires_grad]
     for first, second in batches.split(2):  # DDP rebuilds its buckets after the first step
@@ -70,13 +70,13 @@ for options in ({}, dict(find_unused_parameters=True, gradient_as_bucket_view=Fa
         reference.zero_grad()
 trainer = Regression().trainer(output_dir=sys.argv[2], max_steps=1, global_batch_size=6 * world)
 trainer.train()
-assert hasattr(trainer.model_wrapped, exchange.MARK)
+assert exchange.used_by(trainer.model_wrapped)
 assert trainer.model_wrapped.gradient_as_bucket_view
 trainers = [weakref.ref(trainer)]
 off = dict(max_steps=1, global_batch_size=6 * world, cpu_kernels="off")
 trainer = Regression().trainer(output_dir=sys.argv[2], **off)
 trainer.train()
-assert not hasattr(trainer.model_wrapped, exchange.MARK)
+assert not exchange.used_by(trainer.model_wrapped)
 trainers.append(weakref.ref(trainer))
 del trainer, wrapped  # before the process group, because they hold its threads
 gc.collect()

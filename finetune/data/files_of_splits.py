@@ -374,7 +374,7 @@ def _require_whole(split: str, paths: Sequence[Path]) -> None:
             shards[path.with_name(f"{stem[:digits]}*")][path.name] = int(match[1])
     for pattern, counts in shards.items():
         if set(counts.values()) != {len(counts)}:
-            names = list_first(list(counts), _MAX_LISTED)
+            names = list_first(list(map(repr, counts)), _MAX_LISTED)
             raise UserError(
                 f"{pattern}: expected all shards of one set, found {names}: "
                 "remove old ones, copy those that are missing, or pass a pattern to read them as "

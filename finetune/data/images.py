@@ -141,10 +141,11 @@ def drop_unreadable(dataset: DatasetDict, report: Findings, *, drop: bool) -> Da
                 results += pool.map(check, batch["image"])
         if (is_unusable := np.array(results, dtype=object) != "").any():
             splits[split] = rows.select(np.flatnonzero(~is_unusable))
-            example = next(filter(None, results))
-            description = f"with an image that cannot be used, such as {example}"
+            examples = "; ".join(list(filter(None, results))[:5])
+            description = f"with an image that cannot be used, such as {examples}"
             fix = "--drop_invalid leaves them out"
             numbers = np.flatnonzero(is_unusable)
-            refuse_or_drop(report, description, fix, numbers, rows, split, drop)
+            can_drop = drop and len(numbers) < len(rows)
+            refuse_or_drop(report, description, fix, numbers, rows, split, drop=can_drop)
     report.raise_errors()
     return splits

@@ -34,7 +34,7 @@ from finetune.data import arrow, caches, read_text
 from finetune.data.read_text import ROWS_AT_ONCE, ReadOptions, Record, refuse_pointer
 from finetune.errors import UserError, suggestion
 from finetune.runtime import activity, formats
-from finetune.runtime.files import replacing
+from finetune.runtime.files import hash_file, replacing
 
 #: Part of the name of a cached copy: increase it when the same file should yield other rows.
 _VERSION = 8
@@ -84,8 +84,8 @@ class FileRows(NamedTuple):
 def read_file(path: Path, options: ReadOptions) -> FileRows:
     """Return the rows of a file from the cache, which the first call fills.
 
-    An unchanged file is not opened again. Options that are not set are detected; unusual results
-    are in the facts.
+    An unchanged file is not opened again; if it was touched or moved, its sha256 is compared.
+    Options that are not set are detected; unusual results are in the facts.
 
     Raises:
         UserError: If the file is malformed (with the line, if it has lines), if it has no rows, or
@@ -102,17 +102,23 @@ def read_file(path: Path, options: ReadOptions) -> FileRows:
         raise UserError(*mistakes)
     with _explain(path):
         state = _state(path)
-        key = hashlib.sha256(repr((state, options, _VERSION)).encode()).hexdigest()[:24]
-        copy = caches.directory(caches.FILES) / f"{key}.arrow"
+        link = _copy_of(state, options)
         with contextlib.suppress(pa.ArrowException, OSError):  # missing or damaged
-            return _open_copy(path, copy)
+            return _open_copy(path, link)
         with path.open("rb") as file:
             refuse_pointer(file.read(64), str(path))
-        with replacing(copy) as new:
-            _write_copy(path, options, new)
-            if _state(path) != state:
-                raise UserError(f"{path} changed while it was read: start again")
-        return _open_copy(path, copy)
+        copy = _copy_of((path.name, hash_file(path)), options)
+        try:
+            rows = _open_copy(path, copy)
+        except (pa.ArrowException, OSError):
+            with replacing(copy) as new:
+                _write_copy(path, options, new)
+                if _state(path) != state:
+                    raise UserError(f"{path} changed while it was read: start again") from None
+            rows = _open_copy(path, copy)
+        with contextlib.suppress(FileExistsError):
+            link.symlink_to(copy.name)
+        return rows
 
 
 def read_whole_text(path: Path, options: ReadOptions) -> str:
@@ -131,6 +137,11 @@ def existing(name: str) -> Path:
         names = [other.name for other in path.parent.glob("*")]
         raise UserError(f"no such file or directory: {name}{suggestion(path.name, names)}")
     return path
+
+
+def _copy_of(state: tuple[str | int, ...], options: ReadOptions) -> Path:
+    key = hashlib.sha256(repr((state, options, _VERSION)).encode()).hexdigest()[:24]
+    return caches.directory(caches.FILES) / f"{key}.arrow"
 
 
 def _state(path: Path) -> tuple[str | int, ...]:
@@ -188,6 +199,7 @@ def _open_copy(path: Path, copy: Path) -> FileRows:
         file.seek(-len(_END_OF_STREAM), os.SEEK_END)
         if file.read() != _END_OF_STREAM:
             raise pa.ArrowInvalid(f"{copy} is cut off")
+    copy = copy.resolve()  # a later start opens it by a link
     table = MemoryMappedTable.from_file(str(copy))
     facts = json.loads(table.schema.metadata[_FACTS])
     noun = "line" if formats.suffix(path) in _WITH_LINES else "row"

@@ -17,6 +17,8 @@ from finetune.models import loaded_weights
 _REFUSALS = (
     UserError,
     StrictDataclassError,
+    ArithmeticError,
+    AssertionError,
     AttributeError,
     LookupError,
     RuntimeError,

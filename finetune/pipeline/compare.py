@@ -78,7 +78,8 @@ def compare(
             metric that is a number.
     """
     if isinstance(runs, (str, Path, Run)) or len(runs) < 2:
-        raise UserError("compare: expected a list of two or more runs")
+        count = "one" if runs else "none"
+        raise UserError(f"compare: expected a list of two or more runs, found {count}")
     loaded = [Run.load(run, trust_recipe=trust_recipe) for run in runs]
     path = None
     if page is not None:

@@ -164,9 +164,10 @@ class Request:
             )
         if options.csv_safe and self.suffix not in formats.SEPARATORS:
             report.error(f"--csv_safe: the output is {self.suffix}; expected .csv or .tsv")
-        has_classes = self.task.has_probabilities and not self.task.labels_words
-        if options.all_probabilities and not has_classes:
-            report.error(f"--all_probabilities: not for the task {self.task.name}")
+        if options.all_probabilities and not self.task.has_probabilities:
+            report.error("--all_probabilities: the run predicts a number, it has no classes")
+        elif options.all_probabilities and self.task.labels_words:
+            report.error("--all_probabilities: the run predicts entities")
         if options.calibrated and self.run.manifest.temperature is None:
             report.error(f"--calibrated: {self.run.path} has no temperature")
 

@@ -62,10 +62,11 @@ class Export:
         """
         directory = Path(path).expanduser()
         if not (directory / EXPORT).exists():
-            raise UserError(
-                f"{path} is neither a run nor a whole export: it has no {EXPORT}; to make one: "
-                "python -m finetune export RUN"
-            )
+            reason = "no such directory"
+            if directory.exists():
+                reason = f"no {EXPORT} in it"
+            hint = "to make one: python -m finetune export RUN"
+            raise UserError(f"{path} is neither a run nor a whole export: {reason}; {hint}")
         facts = Facts.read(directory)
         hint = "copy the directory again, or make it again"
         if facts.sha256 != facts.digest():
@@ -73,7 +74,8 @@ class Export:
         for name in (MODEL, TOKENIZER):
             file = directory / name
             if not file.is_file() or hash_file(file) != facts.files.get(name):
-                raise UserError(f"{file} has changed since the export, or is missing: {hint}")
+                state = "has changed since the export" if file.is_file() else "is missing"
+                raise UserError(f"{file} {state}: {hint}")
         return cls(directory, facts)
 
     @classmethod

@@ -85,8 +85,8 @@ def _fit(
     """Return the linear model of the inputs of the last layer, and a note with its score.
 
     The model is None if its loss on validation rows is high: its weights fit the noise of the
-    training rows then, and fine-tuning would start from that. It is None, too, if its inputs hardly
-    differ by row, as its weights would be very large.
+    training rows then, and fine-tuning would start from that. It is also None if its inputs hardly
+    differ by row, because its weights would be very large.
     """
     if not states.is_pretrained(model):
         return None, ""

@@ -132,6 +132,22 @@ class Teacher:
             manifest.saw_validation,
         )
 
+    def require_same(self, recipe: Recipe) -> None:
+        """Raise a ``UserError`` if it does not fit the labels and columns of a recipe."""
+        task = recipe.kind
+        facts = (
+            ("the task", [self.task], [task.name]),
+            ("the labels", sorted(self.labels), sorted(task.labels)),
+            ("the columns", self.columns, recipe.columns_read()),
+        )
+        for noun, found, expected in facts:
+            if found != expected:
+                names = list_names(found) or "a number"
+                raise UserError(
+                    f"{self.path}: expected a model for {noun} {list_names(expected) or 'a number'}"
+                    f", found {names}"
+                )
+
     def report_held_out_rows(self, recipe: Recipe) -> None:
         """Report if it knows the labels of validation rows, or may know those of test rows."""
         if self.fingerprint != digests.fingerprint(recipe.splits, recipe.input_column):
@@ -194,28 +210,16 @@ def open_teachers(recipe: Recipe) -> list[Teacher]:
     """
     teachers = []
     mistakes: list[str] = []
-    task = recipe.kind
-    expected = task.name, sorted(task.labels), recipe.columns_read()
     for name in split_values(getattr(recipe, "teacher", None) or ""):
         try:
             teacher = Teacher.open(name)
+            teacher.require_same(recipe)
+            teachers.append(teacher)
         except UserError as error:
             mistakes += [f"--teacher: {mistake}" for mistake in error.mistakes]
-            continue
-        facts = teacher.task, sorted(teacher.labels), teacher.columns
-        if facts != expected:
-            mistakes.append(
-                f"--teacher: expected {_describe(*expected)}, {name} has {_describe(*facts)}"
-            )
-        teachers.append(teacher)
     if mistakes:
         raise UserError(*mistakes)
     return teachers
-
-
-def _describe(task: str, labels: Sequence[str], columns: Sequence[str]) -> str:
-    names = list_names(labels) or "none"
-    return f"the task '{task}', the labels {names}, the columns {list_names(columns)}"
 
 
 def label_layout(recipe: Any) -> LabelLayout | None:

@@ -131,8 +131,10 @@ def _label_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
 
 def _probability_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     statistics = run.statistics
-    calibration: Any = statistics.calibration
+    calibration = statistics.calibration
     curves = plots.ranking(rows, statistics.classes or {})
+    if not calibration:
+        return [curves]
     sentence = (
         "The expected calibration error (the mean gap between confidence and accuracy) is "
         f"{calibration['expected_calibration_error']:.3f}. A calibrated model stays below "

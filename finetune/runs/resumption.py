@@ -155,7 +155,7 @@ def requested_checkpoint(resume: bool, path: str | None, output_dir: Path) -> st
         output_dir: The output directory, which may not exist yet.
 
     Raises:
-        UserError: If both are given.
+        UserError: If both are given, or if the number of restarts is none.
     """
     if resume and path:
         raise UserError(
@@ -164,8 +164,12 @@ def requested_checkpoint(resume: bool, path: str | None, output_dir: Path) -> st
         )
     if resume:
         return "resume"
-    counts = [os.environ.get(f"{name}_RESTART_COUNT") for name in ("TORCHELASTIC", "SLURM")]
-    is_restarted = any(count and count.isdecimal() and int(count) > 0 for count in counts)
+    is_restarted = False
+    for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
+        count = os.environ.get(name) or "0"
+        if not count.isdecimal():
+            raise UserError(f"{name}={count}: expected the number of restarts of the job; unset it")
+        is_restarted = is_restarted or int(count) > 0
     if is_restarted and (not path or list_checkpoints(output_dir)):
         with contextlib.suppress(UserError):  # an unreadable run is not of this job
             if _is_run_of_this_job(_read_manifest(output_dir)):

@@ -94,7 +94,8 @@ def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
     Over seeds, the variances of seeds and of rows add, without the part that is in both; the
     degrees of freedom are Satterthwaite's. Readers and cases in radiology have the same design
     (Obuchowski and Rockette, Communications in Statistics 24, 1995; Hillis, Statistics in Medicine
-    26, 2007). With two seeds there is no interval: it would cover 88% where seeds differ much.
+    26, 2007). With fewer than three there is no interval: with two it would cover 88% where seeds
+    differ much.
 
     Args:
         replicates: Shape ``(1 + groups,)``, or of several models on the same rows ``(seeds, 1 +
@@ -102,23 +103,24 @@ def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
         scale: The scale of the metric.
         rows: The upper limit of the effective sample size.
     """
+    is_over_seeds = replicates.ndim == 2
     replicates = np.atleast_2d(replicates)
-    seeds = len(replicates)
     value = float(replicates[:, 0].mean())
     fewest = MIN_ROWS
-    if seeds == 1 and scale.forward is None:
+    if scale.forward is None and not is_over_seeds:
         fewest = 1
-    if seeds == 2 or rows < fewest or not np.isfinite(replicates).all():
+    has_few_seeds = is_over_seeds and len(replicates) < 3
+    if has_few_seeds or rows < fewest or not np.isfinite(replicates).all():
         return Estimate(value)
     with np.errstate(all="ignore"):
         scaled = replicates if scale.forward is None else scale.forward(replicates)
     is_scaled = scale.forward is not None and bool(np.isfinite(scaled).all())
     scaled = scaled if is_scaled else replicates  # e.g. the logarithm of an error of 0
     mean = scaled.mean(axis=0)
-    if seeds == 1:
-        error, quantile = _error(mean), _quantile(mean, rows)
-    else:
+    if is_over_seeds:
         error, quantile = _error_over_seeds(scaled)
+    else:
+        error, quantile = _error(mean), _quantile(replicates[0], rows)
     if scale.forward is None:  # Wilson's interval at the effective sample size
         width = scale.highest - scale.lowest
         share, error = (value - scale.lowest) / width, error / width

@@ -110,14 +110,19 @@ def _f1_of_rows(rows: ScoredLabels) -> np.ndarray:
 
 def _log_losses(rows: ScoredLabels) -> np.ndarray:
     """Return the log loss of each row, averaged over the labels, in nats, shape ``(rows,)``."""
-    probabilities = rows.probabilities.rows()
-    of_label = np.where(rows.labels, probabilities, 1 - probabilities)
-    return np.asarray(-np.log(np.maximum(of_label, np.finfo(np.float64).eps)).mean(axis=1))
+    losses = []
+    for block, probabilities in rows.probabilities.row_blocks():
+        of_label = np.where(rows.labels[block], probabilities, 1 - probabilities)
+        losses.append(-np.log(np.maximum(of_label, np.finfo(np.float64).eps)).mean(axis=1))
+    return np.concatenate(losses)
 
 
 def _squared_errors(rows: ScoredLabels) -> np.ndarray:
     """Return the squared error of the probabilities, averaged over the labels, ``(rows,)``."""
-    return np.asarray(np.square(rows.probabilities.rows() - rows.labels).mean(axis=1))
+    errors = []
+    for block, probabilities in rows.probabilities.row_blocks():
+        errors.append(np.square(probabilities - rows.labels[block]).mean(axis=1))
+    return np.concatenate(errors)
 
 
 def _over_targets(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Function:

@@ -253,7 +253,7 @@ class ScoredLabels(ProbableRows):
     @functools.cached_property
     def decided(self) -> np.ndarray:
         """Whether each label is predicted: above one half. Bool, shape ``(rows, labels)``."""
-        return self.probabilities.rows() > 0.5
+        return np.concatenate([block > 0.5 for _, block in self.probabilities.row_blocks()])
 
     @property
     def is_correct(self) -> np.ndarray:

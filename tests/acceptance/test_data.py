@@ -448,10 +448,10 @@ BESIDE: dict[str, tuple[Callable[[Path], Path], dict[str, list[Row]] | list[str]
     "old shards": (lambda folder: write_tables(folder, {
         "train-00000-of-00001.csv": ROWS, "train-00000-of-00002.csv": ROWS[:5],
         "train-00001-of-00002.csv": ROWS[5:]}),
-                   ["train-00000-of-00001.csv, train-00000-of-00002.csv", "pattern"], []),
+                   ["'train-00000-of-00001.csv', 'train-00000-of-00002.csv'", "pattern"], []),
     "missing shard": (lambda folder: write_tables(folder, {
         "train-00000-of-00002.csv": ROWS[:5], "train-00001-of-00002.csv.incomplete": "text"}),
-        ["found train-00000-of-00002.csv: remove", "pattern"], []),
+        ["found 'train-00000-of-00002.csv': remove", "pattern"], []),
     "shards from 1": (lambda folder: write_tables(folder, {
         "train-1-of-2.csv": ROWS[:5], "train-2-of-2.csv": ROWS[5:]}), {"train": ROWS}, []),
     "hashed shards": (lambda folder: write_tables(folder, {

@@ -312,13 +312,21 @@ def test_texts_are_tokenized_as_the_tokenizer_does_and_only_once(
 
 
 @pytest.mark.contract("C1", "C3", "C10")
-@pytest.mark.parametrize("way", ["rewritten", "replaced"])
+@pytest.mark.parametrize("way", ["rewritten", "replaced", "touched"])
 def test_a_file_that_changed_is_read_again(way: str, tmp_path: Path, bert: Path) -> None:
-    """That includes a file of the same size and modification time."""
+    """That includes a file of the same size and modification time, but not a touched one."""
     path = write(tmp_path / "a.csv", plain(60))
     os.utime(path, (0, 0))
     first = tokenized_rows(path, bert)
     renamed = [(text.replace("alpha", "gamma"), label) for text, label in plain(60)]
+    if way == "touched":
+        path.touch()
+        files = cached_files()
+        assert tokenized_rows(path, bert) == first
+        after = cached_files()
+        assert after.items() >= files.items()
+        assert {Path(name).resolve() for name in after} == {Path(name).resolve() for name in files}
+        return
     target = path if way == "rewritten" else tmp_path / "b.csv"
     write(target, renamed)
     os.utime(target, (0, 0))

@@ -273,7 +273,7 @@ def test_wrong_sources_and_addresses(
     single_label_run: finetune.Run, cli: Callable[..., Finished], tmp_path: Path
 ) -> None:
     for words, message in [
-        ((tmp_path / "none",), "neither a run nor a whole export: it has no export.json"),
+        ((tmp_path / "none",), "neither a run nor a whole export: no such directory"),
         ((single_label_run.path, "--engine", "openvino"), "has no export; to make one"),
         ((single_label_run.path, "--port", "99999"), "cannot listen on 127.0.0.1:99999"),
         ((single_label_run.path, "--host", "198.51.100.1"), "cannot listen on 198.51.100.1:8000"),

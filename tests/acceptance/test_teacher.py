@@ -361,12 +361,12 @@ VOTES = dict(dataset="votes", label_probabilities="bad=minus,good=plus")
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no run": (dict(teacher="nowhere"), "nowhere is not the directory of a run"),
     "empty": (dict(teacher=""), "--teacher: expected a value, found an empty text"),
-    "task": (dict(teacher="ordinal"), "expected the task 'single_label', the labels 'bad', 'good'"),
+    "task": (dict(teacher="ordinal"), "the task 'single_label', found 'ordinal'"),
     "labels": (
         dict(teacher="single", label_map="bad=poor"),
-        "expected the task 'single_label', the labels 'good', 'poor'",
+        "the labels 'good', 'poor', found 'bad', 'good'",
     ),
-    "columns": (dict(teacher="single", **BOTH), "the columns 'text', 'other', "),
+    "columns": (dict(teacher="single", **BOTH), "the columns 'text', 'other', found 'text'"),
     "no teacher": (dict(unlabelled="spare"), "needs --teacher RUN"),
     "weight alone": (dict(teacher_weight=0.7), "--teacher_weight 0.7: needs --teacher RUN"),
     "weight": (dict(teacher="single", teacher_weight=0.0), "above 0, at most 1"),

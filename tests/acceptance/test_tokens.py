@@ -425,7 +425,7 @@ def test_one_text_and_texts_without_words(entity_run: finetune.Run, cli: Cli) ->
     assert empty[0] == []
     assert empty[1] is None
     cli("predict", entity_run.path, "--text", "x", "--calibrated").refused("no temperature")
-    with user_error("--all_probabilities: not for the task tokens"):
+    with user_error("--all_probabilities: the run predicts entities"):
         finetune.predict(entity_run, ["x"], all_probabilities=True)
 
 

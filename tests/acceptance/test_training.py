@@ -663,6 +663,12 @@ def test_a_job_that_is_started_again_resumes_without_the_flag(
     assert Run.load(tmp_path / "run").manifest.steps_before == 4
 
 
+@pytest.mark.contract("D4", "F4")
+def test_a_number_of_restarts_that_is_none_is_refused(train: "Train", tmp_path: Path) -> None:
+    result = train(tmp_path / "run", environment={"SLURM_RESTART_COUNT": "first"})
+    result.refused("SLURM_RESTART_COUNT=first: expected the number of restarts")
+
+
 @pytest.mark.contract("D4")
 @pytest.mark.parametrize(("gpus", "processes"), [({}, "1"), ({"SLURM_GPUS_ON_NODE": "4"}, "4")])
 def test_the_batch_script_of_slurm_starts_torchrun(

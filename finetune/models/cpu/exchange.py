@@ -21,7 +21,7 @@ from finetune.runtime import distributed
 #: On Linux, files in this directory are in memory.
 DIRECTORY = Path("/dev/shm")
 #: Attribute of a model that averages its gradients in shared memory.
-MARK = "finetune_exchange"
+_MARK = "finetune_exchange"
 
 
 class _Shared:
@@ -69,7 +69,7 @@ def use(model: DistributedDataParallel) -> bool:
     """Make ``model`` average its gradients in shared memory and return whether it does: one
     machine, enough shared memory, fp32 gradients on the CPU. Every process calls this.
     """
-    if hasattr(model, MARK):
+    if used_by(model):
         return True
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     types = {(parameter.dtype, parameter.device.type) for parameter in parameters}
@@ -79,8 +79,13 @@ def use(model: DistributedDataParallel) -> bool:
     if (memory := _shared_memory(sum(map(torch.numel, parameters)))) is None:
         return False
     model.register_comm_hook(_Shared(memory), _Shared.collect)
-    setattr(model, MARK, True)
+    setattr(model, _MARK, True)
     return True
+
+
+def used_by(model: torch.nn.Module) -> bool:
+    """Return whether ``model`` averages its gradients in shared memory."""
+    return getattr(model, _MARK, False)
 
 
 def _shared_memory(columns: int) -> torch.Tensor | None:
