@@ -29,6 +29,7 @@ from datasets.fingerprint import Hasher
 
 from finetune.data import arrow, caches, images, targets
 from finetune.data.targets import EXCLUDE, MAX_SUSPECTS, RELABEL, report_rows, source_rows
+from finetune.data.words import UNSPACED
 from finetune.errors import Findings, counted
 from finetune.runtime import activity, files, internals
 from finetune.runtime.importing import require_packages
@@ -47,8 +48,6 @@ _PERMUTATIONS, _BANDS = 128, 32
 _MAX_ROWS_IN_BAND, _MAX_VERIFIED_PAIRS = 100, 50
 #: What is not the single space between two words.
 _BLANKS = ("  ", "\n", "\r", "\t", "\xa0")
-#: Scripts without spaces between words: each letter is a word.
-UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 
 

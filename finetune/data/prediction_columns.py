@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # a run is opened before the libraries are imported
     from datasets import Dataset, DatasetDict
 
 LABEL, PREDICTION, PROBABILITY = "label", "prediction", "probability"
+#: The column that ``predict`` adds to texts whose words are labelled.
+ENTITIES = "entities"
 #: The probability of the true class, if there is no column for every class.
 LABEL_PROBABILITY = "label_probability"
 #: With more than ``MAX_PROBABILITY_COLUMNS`` classes ``predictions.parquet`` has only the

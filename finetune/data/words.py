@@ -4,17 +4,17 @@ The words of a plain text are what is between blanks and punctuation, as in BERT
 mark, and each letter of a script without spaces, is a word. Of a word only the first token is
 labelled. A text of more than ``max_length`` tokens is cut into overlapping windows. Each word is
 labelled in one window only, where its first token has the most context.
+
+Neither ``datasets`` nor pyarrow is imported with it: an export answers without them.
 """
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from finetune.data import arrow
-from finetune.data.digests import UNSPACED
 from finetune.data.encoding import COLUMN, IDS_ONLY, Columns, Windows
 from finetune.errors import UserError
 
@@ -22,6 +22,8 @@ from finetune.errors import UserError
 UNLABELLED = -100
 #: The pooling of the windows of a text whose words are labelled: each word is in one of them.
 POOLING = "words"
+#: Scripts without spaces between words: each letter is a word.
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 
 
 @functools.cache
@@ -54,6 +56,23 @@ def read_words(value: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     return join_words(value)
 
 
+def without_tags(
+    values: Sequence[str | Sequence[str]],
+) -> tuple[list[str], list[list[dict[str, int]]]]:
+    """Return the text of each value, a text or words, and its words outside of every entity."""
+    texts, labels = [], []
+    for value in values:
+        text, places = read_words(value)
+        texts.append(text)
+        labels.append([{"start": start, "end": end, "tag": 0} for start, end in places])
+    return texts, labels
+
+
+def words_in(text: str, label: Sequence[Mapping[str, int]]) -> list[str]:
+    """Return the words of a text; ``label`` has the place of each."""
+    return [text[word["start"] : word["end"]] for word in label]
+
+
 class WordWindows(Windows):
     """Tokenizes words, in one window or several.
 
@@ -71,7 +90,7 @@ class WordWindows(Windows):
         """
         frame = self.encoder.frame
         for number, (text, words) in enumerate(zip(texts, labels, strict=True)):
-            ids = self._ids([text[word["start"] : word["end"]] for word in words])
+            ids = self._ids(words_in(text, words))
             tokens: list[int] = []
             tags: list[int] = []
             for word, ids_of_word in zip(words, ids, strict=True):
@@ -99,8 +118,8 @@ class WordWindows(Windows):
             )
         ids: list[list[int]] = [[] for _ in words]
         if words:
-            encoded = tokenizer(words, is_split_into_words=True, **IDS_ONLY)
-            for token, word in zip(encoded["input_ids"], encoded.word_ids(), strict=True):
+            encoded = tokenizer(words, is_split_into_words=True, **IDS_ONLY)[0]
+            for token, word in zip(encoded.ids, encoded.word_ids, strict=True):
                 ids[word].append(token)
         unknown = tokenizer.unk_token_id
         if unknown is None:
@@ -111,6 +130,8 @@ class WordWindows(Windows):
 
 def labels_of(rows: Any) -> np.ndarray:
     """Return the tags of prepared rows, with a separator after each row: int64, ``(places,)``."""
+    from finetune.data import arrow  # imports datasets
+
     tags, windows = _labelled(rows)
     documents = np.asarray(arrow.column(rows, COLUMN))
     return join_rows(tags, documents[windows], int(documents[-1]) + 1, UNLABELLED)
@@ -132,6 +153,8 @@ def count_labelled(rows: Any, weights: Sequence[float]) -> np.ndarray:
 
 def _labelled(rows: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the tag of each labelled word, and the number of its prepared row."""
+    from finetune.data import arrow  # imports datasets
+
     labels = arrow.column(rows, "labels").combine_chunks()
     flat = np.asarray(labels.flatten(), dtype=np.int64)
     windows = np.repeat(np.arange(len(labels)), np.asarray(labels.value_lengths()))
@@ -150,3 +173,22 @@ def join_rows(values: np.ndarray, rows: np.ndarray, count: int, separator: float
     """
     ends = np.searchsorted(rows, np.arange(count), side="right")
     return np.insert(values, ends, separator, axis=0)
+
+
+def find_entities(tags: np.ndarray) -> np.ndarray:
+    """Return first place, end and type of each entity: int64, shape ``(entities, 3)``.
+
+    Args:
+        tags: Shape ``(places,)``; a separator is 0 or :data:`UNLABELLED`.
+    """
+    types = (np.maximum(tags, 0) + 1) // 2 - 1
+    begins = begin_entities(tags, types)
+    is_last = np.append(begins[1:], True) | (types != np.append(types[1:], -1))
+    first, last = np.flatnonzero(begins), np.flatnonzero((types >= 0) & is_last)
+    return np.stack([first, last + 1, types[first]], axis=1)
+
+
+def begin_entities(tags: np.ndarray, types: np.ndarray) -> np.ndarray:
+    """Return whether an entity begins at each place."""
+    is_new = types != np.concatenate([[-1], types[:-1]])
+    return np.asarray((types >= 0) & ((tags % 2 == 1) | is_new))

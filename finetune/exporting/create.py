@@ -4,6 +4,7 @@ with each other.
 
 import contextlib
 import inspect
+import itertools
 import logging
 import tempfile
 import timeit
@@ -20,6 +21,7 @@ from tokenizers import Tokenizer
 
 from finetune.data.targets import values
 from finetune.data.tokenize import read_by_model
+from finetune.data.words import UNLABELLED, words_in
 from finetune.errors import RunError, UserError, first_line
 from finetune.exporting.predictor import facts_of
 from finetune.exporting.quantization import quantize_weights
@@ -27,13 +29,12 @@ from finetune.models.families import NOT_EXPORTED
 from finetune.predicting.engines import OnnxSession
 from finetune.predicting.files import EXPORT, FOLDER, MODEL, TOKENIZER, Export, Facts
 from finetune.predicting.session import TorchSession
-from finetune.predicting.text import FastTokenizer, TextInference
+from finetune.predicting.text import FastTokenizer, text_inference
 from finetune.recipe.run import Run
 from finetune.runtime import hub
 from finetune.runtime.files import hash_file
 from finetune.runtime.importing import require_packages
 from finetune.statistics.metrics import estimate, estimate_difference, find_metrics
-from finetune.statistics.scored import agreement
 
 _MAX_ROWS = 1000  # validation rows of the check
 _MAX_DIFFERENCE = 1e-4  # of probabilities; of numbers, in standard deviations
@@ -102,7 +103,7 @@ def export(
     with _renamed_at_the_end(target) as directory:
         _write_model(model, facts, directory / MODEL)
         _write_tokenizer(tokenizer, facts, directory / TOKENIZER)
-        reference = TextInference(tokenizer, facts, TorchSession(model))
+        reference = text_inference(tokenizer, facts, TorchSession(model))
         rows = _Verification(run, texts, labels, facts, reference)
         check, _ = rows.check(directory)
         if _has_changed(check) or _has_changed(check["neighbours"]):
@@ -133,8 +134,12 @@ def _validation_rows(run: Run, recipe: Any) -> tuple[list[Any], np.ndarray]:
     rows = recipe.splits["validation"]
     if len(rows) > _MAX_ROWS:
         rows = rows.select(np.linspace(0, len(rows) - 1, _MAX_ROWS).astype(int))
+    labels = values(rows)
+    targets = run.kind.targets(labels)
+    if run.kind.labels_words:  # the words of the labels, as other words have no tags
+        return list(map(words_in, rows["text"], labels)), targets
     texts = [text if isinstance(text, str) else tuple(text) for text in read_by_model(rows)]
-    return texts, run.kind.targets(values(rows))
+    return texts, targets
 
 
 class _Verification:
@@ -158,11 +163,20 @@ class _Verification:
     ) -> None:
         self._run = run
         self._facts = facts
-        self._rows = len(texts)
-        self._texts = [*texts, *_make_texts(texts, facts.encoding["max_length"])]
+        self._size = len(labels)
+        made_texts = _make_texts(texts, facts.encoding["max_length"])
+        self._texts = [*texts, *made_texts]
         self._labels = np.resize(labels, (len(self._texts), *labels.shape[1:]))
-        spread = np.linspace(0, self._rows - 1, min(_ALONE, self._rows)).astype(int)
-        self._alone = np.append(spread, np.arange(self._rows, len(self._texts)))
+        if run.kind.labels_words:
+            tags = [labels]
+            for words in made_texts:
+                tags.append(np.append(np.zeros(len(words), np.int64), UNLABELLED))
+            self._labels = np.concatenate(tags)
+        count = len(texts)
+        spread = np.linspace(0, count - 1, min(_ALONE, count)).astype(int)
+        self._alone = np.append(spread, np.arange(count, len(self._texts)))
+        places = run.kind.places(self._labels)
+        self._places = np.concatenate([places[number] for number in self._alone])
         self._reference = logits(self._texts)
 
     def check(self, directory: Path) -> tuple[dict[str, Any], np.ndarray]:
@@ -175,13 +189,13 @@ class _Verification:
         """
         facts = self._facts
         tokenizer, session = FastTokenizer(directory, facts), OnnxSession(directory, facts)
-        export = TextInference(tokenizer, facts, session)
+        export = text_inference(tokenizer, facts, session)
         outputs = export(self._texts)
         alone, padded = outputs.copy(), outputs.copy()
         texts = [self._texts[number] for number in self._alone]
-        alone[self._alone] = [export([text])[0] for text in texts]
-        export = TextInference(tokenizer, facts, session, facts.encoding["max_length"])
-        padded[self._alone] = export(texts)
+        alone[self._places] = np.concatenate([export([text]) for text in texts])
+        export = text_inference(tokenizer, facts, session, facts.encoding["max_length"])
+        padded[self._places] = export(texts)
         agreements = [self._agreement(alone, outputs), self._agreement(alone, padded)]
         neighbours: dict[str, Any] = {"rows": len(texts)}
         for name in ("changed", "largest_difference"):
@@ -191,25 +205,29 @@ class _Verification:
 
     def scores(self, outputs: np.ndarray) -> dict[str, Any]:
         """Return the score of logits on the validation rows, and its difference to fp32."""
-        kind, labels = self._run.kind, self._labels[: self._rows]
-        answers = kind.scored(labels, outputs[: self._rows])
-        reference = kind.scored(labels, self._reference[: self._rows])
+        kind, labels = self._run.kind, self._labels[: self._size]
+        answers = kind.scored(labels, outputs[: self._size])
+        reference = kind.scored(labels, self._reference[: self._size])
         name, metric = next(iter(find_metrics(kind.label_kind, kind.metrics).items()))
         difference = estimate_difference(reference, answers, {name: metric})
         return {"score": estimate(answers, {name: metric}), "difference": difference}
 
     def _agreement(self, first: np.ndarray, second: np.ndarray) -> dict[str, Any]:
-        scored = self._run.kind.scored
-        return agreement(scored(self._labels, first), scored(self._labels, second))
+        return self._run.kind.agreement(self._labels, first, second)
 
 
 def _make_texts(texts: Sequence[Any], max_length: int) -> list[Any]:
-    """Return texts, or tuples of texts, of 1, 4, 16 ... and ``max_length`` words."""
-    columns = zip(*([text] if isinstance(text, str) else text for text in texts), strict=True)
-    words = [" ".join(column[:max_length]).split() for column in columns]
+    """Return texts, tuples of texts or lists of words, of 1, 4, 16 ... and ``max_length`` words."""
     counts = [1]
     while counts[-1] < max_length:
         counts.append(min(_STEP * counts[-1], max_length))
+    if isinstance(texts[0], list):
+        # with as many words as tokens, and special tokens, the longest has several windows
+        words_of_all = itertools.cycle(itertools.chain(*texts))
+        longest = list(itertools.islice(words_of_all, max_length))
+        return [longest[:count] for count in counts]
+    columns = zip(*([text] if isinstance(text, str) else text for text in texts), strict=True)
+    words = [" ".join(column[:max_length]).split() for column in columns]
     rows = []
     for count in counts:
         row = tuple(" ".join(part[:count]) for part in words)

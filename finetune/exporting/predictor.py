@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
+from finetune.data.words import POOLING
 from finetune.errors import UserError, suggestion
 from finetune.predicting.engines import require_engine
 from finetune.predicting.files import EXPORT, Export, Facts, digest_of_model
@@ -41,7 +43,7 @@ class Predictor:
         engine: The name of the engine.
         facts: The facts of the model, as in ``export.json``.
         task: The name of the task.
-        labels: The names of the classes, in the order of their ids.
+        labels: The names of the classes, in the order of their ids, or of the types of entities.
         columns: The number of texts per row.
         digest: The sha256 that identifies the model.
 
@@ -73,6 +75,9 @@ class Predictor:
             self._export = Export.load(path) if is_export else Export.of_run(path, self.engine)
             self.facts, self.digest = self._export.facts, self._export.digest
         self.task, self.labels = self.facts.task, self.facts.labels
+        self._labels_words = self.facts.encoding["pooling"] == POOLING
+        if self._labels_words:
+            self.labels = decoding.entity_types(self.labels)
         self._names = self.facts.encoding["columns"]
         self.columns = len(self._names)
 
@@ -89,20 +94,27 @@ class Predictor:
         """Return the columns that :func:`finetune.predict` adds to rows.
 
         Args:
-            batch: Texts; tuples of texts if the model reads several; or a frame or a dict of
-                columns, with the names of the training. A row with a missing text gets missing
-                predictions.
+            batch: Texts; tuples of texts if the model reads several; lists of words if it labels
+                words; or a frame or a dict of columns, with the names of the training. A row with a
+                missing text gets missing predictions.
             all_probabilities: Whether to add the probability of every class.
 
         Raises:
-            UserError: If the batch is not what the model reads.
+            UserError: If the batch is not what the model reads, or if ``all_probabilities`` is for
+                a model that labels words.
         """
+        if all_probabilities and self._labels_words:
+            raise UserError("all_probabilities: the model predicts entities")
         rows = self._rows(batch)
         numbers = [number for number, row in enumerate(rows) if row is not None]
-        logits = self._inference([rows[number] for number in numbers])
-        columns = decoding.predicted(
-            logits, self.labels, self.facts.function, all_labels=all_probabilities
-        )
+        values = [rows[number] for number in numbers]
+        logits = self._inference(values)
+        if self._labels_words:
+            columns = decoding.predicted_entities(logits, self.facts.labels, values)
+        else:
+            columns = decoding.predicted(
+                logits, self.labels, self.facts.function, all_labels=all_probabilities
+            )
         frame = pd.DataFrame(columns, numbers).reindex(range(len(rows)))
         if isinstance(batch, pd.DataFrame):
             return frame.set_index(batch.index)
@@ -111,7 +123,7 @@ class Predictor:
     @functools.cached_property
     def _inference(self) -> Inference:
         """The loaded model."""
-        from finetune.predicting.text import FastTokenizer, TextInference
+        from finetune.predicting.text import FastTokenizer, text_inference
 
         facts = self.facts
         if self.engine == "torch":
@@ -119,20 +131,23 @@ class Predictor:
 
             kernels = self._run.manifest.arguments.get("cpu_kernels", "auto")
             session = TorchSession(self._run.model(), cpu_kernels=kernels)
-            return TextInference(self._recipe.processing_class(), facts, session)
+            return text_inference(self._recipe.processing_class(), facts, session)
         from finetune.predicting.engines import OnnxSession
 
         path = self._export.path
         engine = OnnxSession(path, facts, self.engine, bf16=facts.function is not None)
-        return TextInference(FastTokenizer(path, facts), facts, engine)
+        return text_inference(FastTokenizer(path, facts), facts, engine)
 
     def _rows(self, batch: Any) -> list[Any]:
-        """Return the text, or the tuple of texts, of each row; None where one is missing."""
+        """Return the text, the tuple of texts, or the words of each row; None where one is missing.
+        """
         if batch is None or isinstance(batch, str | bytes):
             raise UserError(f"expected a list of rows, found {batch!r:.60}: put it into a list")
         if isinstance(batch, Mapping) or hasattr(batch, "columns"):
-            self._check_columns(list(map(str, getattr(batch, "columns", batch))))
-            columns = [list(batch[name]) for name in self._names]
+            names = self._choose_columns(list(map(str, getattr(batch, "columns", batch))))
+            columns = [list(batch[name]) for name in names]
+            if names != self._names:
+                _refuse_texts(names[0], columns[0])
             if len(set(map(len, columns))) > 1:
                 sizes = ", ".join(str(len(column)) for column in columns)
                 raise UserError(f"expected columns of the same length, found {sizes} rows")
@@ -145,15 +160,30 @@ class Predictor:
                     f"the data, row {number}: expected {self.columns} texts "
                     f"({', '.join(self._names)}), found {len(values)}"
                 )
-            texts = tuple(_text(value, number) for value in values)
+            texts = tuple(self._read(value, number) for value in values)
             if None in texts:
                 rows.append(None)
             else:
                 rows.append(texts if self.columns > 1 else texts[0])
         return rows
 
-    def _check_columns(self, available: list[str]) -> None:
-        for name in self._names:
+    def _read(self, value: Any, number: int) -> Any:
+        """Return a text of a row, or its words; None if it is missing."""
+        if not self._labels_words or not isinstance(value, list | np.ndarray):
+            return _text(value, number)
+        words = [_text(word, number) for word in value]
+        if not all(word and word.strip() for word in words):
+            raise UserError(f"the data, row {number}: expected words, found {words!r:.60}")
+        return words
+
+    def _choose_columns(self, available: list[str]) -> list[str]:
+        """Return the columns that are read: of words, if there is one, else of texts."""
+        names = self._names
+        for name in self.facts.encoding.get("token_columns", ()):
+            if name in available:
+                names = [name]
+                break
+        for name in names:
             if available.count(name) > 1:
                 raise UserError(f"the data has two columns named '{name}': rename one")
             if name not in available:
@@ -161,6 +191,7 @@ class Predictor:
                     f"the data has no column '{name}'{suggestion(name, available)} (available: "
                     f"{', '.join(available)})"
                 )
+        return names
 
 
 def facts_of(run: Run, recipe: Any) -> Facts:
@@ -191,6 +222,16 @@ def facts_of(run: Run, recipe: Any) -> Facts:
         inputs=[name for name in tokenizer.model_input_names if name in padding],
         source={"run": run.path.resolve().name, "sha256": digest_of_model(run.path)},
     )
+
+
+def _refuse_texts(name: str, values: Sequence[Any]) -> None:
+    """Raise a ``UserError`` if a column of words has a text, maybe a list that is not parsed."""
+    for number, value in enumerate(values, 1):
+        if isinstance(value, str):
+            raise UserError(
+                f"the data, row {number}: expected a list of words in '{name}', found the text "
+                f"{value!r:.60}"
+            )
 
 
 def _text(value: Any, number: int) -> str | None:

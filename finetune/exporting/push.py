@@ -91,8 +91,6 @@ def push(
         raise UserError(f"--repo {repo}: expected NAME or OWNER/NAME. {error}") from error
     api = HfApi()
     run = Run.load(run)
-    if run.kind.labels_words:
-        raise UserError(f"{run.path}: a run that labels words is not pushed yet")
     plan = Push(repo, api.endpoint, not public, _files(run))
     if dry_run:
         return plan

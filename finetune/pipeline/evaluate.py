@@ -116,13 +116,13 @@ def evaluate(
     with reporting(progress):
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
         evaluated, rows_trained_on, notes = distributed.main_process_first(prepare)
-        trainer = build_trainer(
-            evaluated,
-            values.build(),
-            lambda: (
-                SessionModule(session) if session else evaluated.load_model(run.path, run.labels)
-            ),
-        )
+
+        def load_model() -> torch.nn.Module:
+            if session:
+                return SessionModule(session, labels_words=run.kind.labels_words)
+            return evaluated.load_model(run.path, run.labels)
+
+        trainer = build_trainer(evaluated, values.build(), load_model)
         output = trainer.predict(evaluated.prepared["test"])
         distributed.leave_process_group()
     if run.unfinished:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from finetune.data import words
 from finetune.data.encoding import pooled
 from finetune.data.lengths import cut_by_length
 
@@ -118,3 +119,35 @@ class Inference(ABC):
 
     def _compute(self, inputs: Sequence[Mapping[str, Any]], places: np.ndarray) -> np.ndarray:
         return self.session(self._collate([inputs[int(place)] for place in places]))
+
+
+class WordOutputs(Inference):
+    """Predicts the words of rows, each in one window of its text. The ``labels`` of an input say
+    which of its tokens are predicted.
+    """
+
+    def logits(self, submission: Submission) -> np.ndarray:
+        """Return the logits of the words of submitted rows, with a separator after each row:
+        float32, shape ``(places, outputs)``, see :mod:`finetune.tasks.tokens`.
+        """
+        batches, has_value = submission
+        outputs = [np.zeros((0, self.width), np.float32)]
+        rows, windows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for result, rows_of_batch, windows_of_batch in batches:
+            logits = result()
+            # a window has as many outputs as words; the first column has its place in the batch
+            places = logits[:, 0].astype(np.int64)
+            outputs.append(logits[:, 1:])
+            rows.append(rows_of_batch[places])
+            windows.append(windows_of_batch[places])
+        numbers = np.flatnonzero(has_value)[np.concatenate(rows)]
+        order = np.lexsort((np.concatenate(windows), numbers))
+        values = np.concatenate(outputs)[order]
+        return words.join_rows(values, numbers[order], len(has_value), 0)
+
+    def _compute(self, inputs: Sequence[Mapping[str, Any]], places: np.ndarray) -> np.ndarray:
+        """Return place in the batch and logits of each word, shape ``(words, 1 + outputs)``."""
+        batch = dict(self._collate([inputs[int(place)] for place in places]))
+        is_word = np.asarray(batch.pop("labels")) != words.UNLABELLED
+        logits = self.session(batch).reshape(*is_word.shape, self.width)
+        return np.column_stack([np.nonzero(is_word)[0], logits[is_word]])

@@ -57,11 +57,16 @@ class TorchSession(Session):
 
 
 class SessionModule(torch.nn.Module):
-    """A model whose logits an engine computes; it has no weights."""
+    """A model whose logits an engine computes; it has no weights.
 
-    def __init__(self, session: Session) -> None:
+    Args:
+        session: That of the engine.
+        labels_words: Whether the logits are those of each token.
+    """
+
+    def __init__(self, session: Session, *, labels_words: bool = False) -> None:
         super().__init__()
-        self._session = session
+        self._session, self._labels_words = session, labels_words
 
     def forward(
         self,
@@ -69,12 +74,17 @@ class SessionModule(torch.nn.Module):
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Return ``{"logits": ...}``, float32, shape ``(rows, outputs)``."""
+        """Return ``{"logits": ...}``, float32, shape ``(rows, outputs)``, or of words ``(rows,
+        tokens, outputs)``.
+        """
         tensors = dict(
             input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
         )
         batch = {name: tensor.cpu() for name, tensor in tensors.items() if tensor is not None}
-        return {"logits": torch.from_numpy(self._session(batch)).to(input_ids.device)}
+        logits = torch.from_numpy(self._session(batch)).to(input_ids.device)
+        if self._labels_words:
+            logits = logits.reshape(*input_ids.shape, -1)
+        return {"logits": logits}
 
 
 def engine_session(run: Path, options: Options, workers: int = 0) -> OnnxSession | None:

@@ -1,21 +1,24 @@
 """Texts in, padded arrays out: as in training, without transformers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from finetune.data.encoding import Encoder, Windows, to_rows
+from finetune.data import words
+from finetune.data.encoding import Columns, Encoder, Windows, to_rows
 from finetune.predicting.files import TOKENIZER, Facts
-from finetune.predicting.inference import Batch, Encoded, Inference, Session
+from finetune.predicting.inference import Batch, Encoded, Inference, Session, WordOutputs
 
 _NAMES = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
 
 
 class FastTokenizer:
     """What an :class:`Encoder` uses of a fast tokenizer of transformers."""
+
+    is_fast = True
 
     def __init__(self, directory: Path, facts: Facts) -> None:
         self._tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
@@ -24,6 +27,8 @@ class FastTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = facts.encoding["split_special_tokens"]
         self.sep_token, self.eos_token = facts.encoding["sep_token"], facts.encoding["eos_token"]
+        self.unk_token_id = facts.encoding.get("unk_token_id")
+        self.pad_token_id = facts.padding["input_ids"]
         self.truncation_side = "left" if facts.encoding["truncation"] == "tail" else "right"
         self._inputs = facts.inputs
 
@@ -39,13 +44,19 @@ class FastTokenizer:
         truncation: bool = False,
         max_length: int = 0,
         add_special_tokens: bool = True,
+        is_split_into_words: bool = False,
         **_: Any,
-    ) -> dict[str, Any]:
-        """Return the inputs of the model for a text, a pair of texts, or a list of texts."""
+    ) -> Any:
+        """Return the inputs of the model for a text, a pair of texts, or a list of texts; for the
+        words of a text a list with the ``Encoding`` of ``tokenizers``.
+        """
         if truncation and self._tokenizer.truncation is None:  # not in every call: for threads
             self._tokenizer.enable_truncation(max_length, direction=self.truncation_side)
         elif not truncation and self._tokenizer.truncation is not None:
             self._tokenizer.no_truncation()
+        if is_split_into_words:
+            special = {"add_special_tokens": add_special_tokens}
+            return self._tokenizer.encode_batch([text], is_pretokenized=True, **special)
         if isinstance(text, str):
             row = self._tokenizer.encode(text, pair, add_special_tokens=add_special_tokens)
             return {name: getattr(row, _NAMES[name]) for name in self._inputs}
@@ -72,7 +83,7 @@ class TextInference(Inference):
         columns = len(encoding["columns"])
         self._encoder = Encoder(tokenizer, encoding["max_length"], columns, is_head_tail)
         self._encoding = encoding
-        self._padding, self._min_tokens = facts.padding, min_tokens
+        self._padding, self._min_tokens = dict(facts.padding), min_tokens
         self._inputs = [name for name in facts.inputs if name in session.inputs]
         self.session = session
         self.width = max(1, len(facts.labels))
@@ -83,8 +94,7 @@ class TextInference(Inference):
             inputs = to_rows(self._encoder(values))
             rows = np.arange(len(values))
         else:
-            windows = Windows(self._encoder, self._encoding["stride"])
-            numbers, tokenized = zip(*windows.rows(values), strict=True)
+            numbers, tokenized = zip(*self._windows(values), strict=True)
             inputs = list(tokenized)
             rows = np.array(numbers)
         for place, row in enumerate(inputs):
@@ -93,6 +103,10 @@ class TextInference(Inference):
                 inputs[place] = {name: [self._padding[name]] for name in row}
                 inputs[place]["attention_mask"] = [1]
         return inputs, rows, np.array([len(row["input_ids"]) for row in inputs])
+
+    def _windows(self, values: list[Any]) -> Iterator[tuple[int, Columns]]:
+        """Yield the row of each window, and the window."""
+        return Windows(self._encoder, self._encoding["stride"]).rows(values)
 
     def _collate(self, inputs: list[Mapping[str, Any]]) -> Batch:
         longest = max(self._min_tokens, *(len(row["input_ids"]) for row in inputs))
@@ -106,3 +120,26 @@ class TextInference(Inference):
                     start = longest - len(tokens)
                 padded[start : start + len(tokens)] = tokens
         return batch
+
+
+class WordTextInference(WordOutputs, TextInference):
+    """Predicts the words of texts, or of lists of words."""
+
+    def __init__(self, tokenizer: Any, facts: Facts, session: Session, min_tokens: int = 0) -> None:
+        super().__init__(tokenizer, facts, session, min_tokens)
+        self._inputs.append("labels")
+        self._padding["labels"] = words.UNLABELLED
+
+    def _windows(self, values: list[Any]) -> Iterator[tuple[int, Columns]]:
+        windows = words.WordWindows(self._encoder, self._encoding["stride"])
+        return windows.rows(*words.without_tags(values))
+
+
+def text_inference(
+    tokenizer: Any, facts: Facts, session: Session, min_tokens: int = 0
+) -> TextInference:
+    """Return a :class:`TextInference` for texts, or for the words of texts, as facts say."""
+    cls = TextInference
+    if facts.encoding["pooling"] == words.POOLING:
+        cls = WordTextInference
+    return cls(tokenizer, facts, session, min_tokens)

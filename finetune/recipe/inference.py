@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from datasets import Dataset, DatasetDict, Image, List
 
-from finetune.data import ROW, words
+from finetune.data import ROW
 from finetune.data.digests import TEXTS
 from finetune.data.encoding import documents_of, to_rows
 from finetune.data.lengths import default_budget
 from finetune.errors import UserError
 from finetune.predicting import Options
-from finetune.predicting.inference import Batch, Encoded, Inference, Session, Submission
+from finetune.predicting.inference import Batch, Encoded, Inference, Session, WordOutputs
 from finetune.predicting.session import TorchSession
 from finetune.recipe.pretrained import TextRecipe
 from finetune.recipe.tokens import TokenRecipe
@@ -114,31 +114,8 @@ class RecipeInference(Inference):
         return rows.add_column("label", [label] * len(values), feature=feature)
 
 
-class WordInference(RecipeInference):
-    """Predicts the words of rows, each in one window of its text."""
+class WordInference(WordOutputs, RecipeInference):
+    """Predicts the words of rows."""
 
-    def logits(self, submission: Submission) -> np.ndarray:
-        """Return the logits of the words of submitted rows, with a separator after each row:
-        float32, shape ``(places, outputs)``, see :mod:`finetune.tasks.tokens`.
-        """
-        batches, has_value = submission
-        outputs = [np.zeros((0, self.width), np.float32)]
-        rows, windows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for result, rows_of_batch, windows_of_batch in batches:
-            logits = result()
-            # a window has as many outputs as words; the first column has its place in the batch
-            places = logits[:, 0].astype(np.int64)
-            outputs.append(logits[:, 1:])
-            rows.append(rows_of_batch[places])
-            windows.append(windows_of_batch[places])
-        numbers = np.flatnonzero(has_value)[np.concatenate(rows)]
-        order = np.lexsort((np.concatenate(windows), numbers))
-        values = np.concatenate(outputs)[order]
-        return words.join_rows(values, numbers[order], len(has_value), 0)
-
-    def _compute(self, inputs: Sequence[Mapping[str, Any]], places: np.ndarray) -> np.ndarray:
-        """Return place in the batch and logits of each word, shape ``(words, 1 + outputs)``."""
-        batch = dict(self._collator([dict(inputs[int(place)]) for place in places]))
-        is_word = batch.pop("labels").numpy() != words.UNLABELLED
-        logits = self.session(batch).reshape(*is_word.shape, self.width)
-        return np.column_stack([np.nonzero(is_word)[0], logits[is_word]])
+    def _collate(self, inputs: list[Mapping[str, Any]]) -> Batch:
+        return dict(self._collator([dict(row) for row in inputs]))

@@ -252,8 +252,10 @@ class TextRecipe(Recipe, TextOptions):
 
         tokenizer: Any = self.processing_class()
         reason = ""
+        classes = type(self).__mro__
+        toolkit = next(cls for cls in classes if cls.__module__.startswith("finetune.recipe."))
         for name in ("prepare", "encoder", "windows", "data_collator"):
-            if getattr(type(self), name) is not getattr(TextRecipe, name):
+            if getattr(type(self), name) is not getattr(toolkit, name):
                 reason = f"the recipe has its own {name}()"
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             reason = f"{type(tokenizer).__name__} is not a fast tokenizer"

@@ -30,7 +30,7 @@ from finetune.predicting import Options
 from finetune.predicting.engines import OnnxSession, require_engine
 from finetune.predicting.files import EXPORT, Export, digest_of_model
 from finetune.predicting.inference import Inference
-from finetune.predicting.text import FastTokenizer, TextInference
+from finetune.predicting.text import FastTokenizer, text_inference
 from finetune.recipe import catalog
 from finetune.recipe.run import Run
 from finetune.runtime import activity, files
@@ -88,7 +88,7 @@ class Teacher:
             raise UserError(f"{path}: thresholds are part of this export; expected its run")
 
         def load() -> Inference:
-            return TextInference(FastTokenizer(path, facts), facts, OnnxSession(path, facts))
+            return text_inference(FastTokenizer(path, facts), facts, OnnxSession(path, facts))
 
         return cls(path, facts.task, facts.labels, facts.encoding["columns"], export.digest, load)
 

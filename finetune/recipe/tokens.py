@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from finetune.errors import Facts, UserError
+from finetune.errors import Facts
 from finetune.recipe.options import option
 from finetune.recipe.pretrained import TextRecipe
 
@@ -64,10 +64,9 @@ class TokenRecipe(TextRecipe):
         return super(TextRecipe, self).split(dataset)
 
     def encoding_facts(self) -> dict[str, Any]:
-        raise UserError(
-            "a run that labels words is not exported or served yet: use finetune.predict, or "
-            'pipeline("token-classification")'
-        )
+        tokenizer: Any = self.processing_class()
+        columns = {"token_columns": self.token_columns, "unk_token_id": tokenizer.unk_token_id}
+        return super().encoding_facts() | columns
 
     @property
     def windows(self) -> WordWindows:
@@ -86,13 +85,9 @@ class TokenRecipe(TextRecipe):
         """Return texts, or lists of words, as raw rows whose words have no entity."""
         from datasets import Dataset
 
-        from finetune.data.words import read_words
+        from finetune.data.words import without_tags
 
-        texts, labels = [], []
-        for value in values:
-            text, places = read_words(value)
-            texts.append(text)
-            labels.append([{"start": start, "end": end, "tag": 0} for start, end in places])
+        texts, labels = without_tags(values)
         return Dataset.from_dict({"text": texts}).add_column(
             "label", labels, feature=self.kind.feature
         )

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
-from finetune.data.prediction_columns import LABEL, PREDICTION, PROBABILITY
+from finetune.data.prediction_columns import ENTITIES, LABEL, PREDICTION, PROBABILITY
 from finetune.errors import UserError
 from finetune.exporting.predictor import Predictor
 from finetune.serving.batching import Batcher, QueueFull
@@ -51,6 +51,15 @@ class Rows(BaseModel):
     )
 
 
+class Entity(BaseModel):
+    """A span of the text."""
+
+    start: int = Field(description="the first character")
+    end: int = Field(description="the character after the last one")
+    label: str
+    probability: float = Field(description="the mean over the words")
+
+
 class Prediction(BaseModel):
     """The prediction of a row."""
 
@@ -58,6 +67,7 @@ class Prediction(BaseModel):
     probability: float | None = Field(None, description="the probability of `label`")
     probabilities: dict[str, float] | None = Field(None, description="of every class")
     prediction: float | dict[str, float] | None = Field(None, description="of a regression")
+    entities: list[Entity] | None = Field(None, description="of a model that labels words")
 
 
 class Answer(BaseModel):
@@ -89,7 +99,7 @@ def create_app(model: Predictor, api_key: str | None = None) -> FastAPI:
 
     def predict(rows: list[Any]) -> list[dict[str, Any]]:
         batches.observe(len(rows))
-        return _answers(model, model(rows, all_probabilities=True))
+        return _answers(model, model(rows, all_probabilities=model.task != "tokens"))
 
     batcher = Batcher(predict, _BATCH_ROWS, _WAITING_ROWS)
     Gauge("waiting_rows", "Rows that wait", **names).set_function(lambda: len(batcher))
@@ -239,6 +249,8 @@ def _read_rows(body: bytes, columns: int) -> list[str] | list[tuple[str, ...]]:
 
 def _answers(model: Predictor, frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the predictions in a frame as JSON values."""
+    if ENTITIES in frame:
+        return [{ENTITIES: entities} for entities in frame[ENTITIES]]
     names = [name for name in (LABEL, PROBABILITY, PREDICTION) if name in frame]
     group = "probabilities" if LABEL in frame else PREDICTION
     answers = []

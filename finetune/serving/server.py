@@ -98,7 +98,7 @@ def serve(
     if not (host in ("localhost", "::1") or host.startswith("127.")):
         access = "with the key" if key else "without a key: see FINETUNE_API_KEY"
         warnings.warn(f"--host {host}: other machines can send requests, {access}", stacklevel=2)
-    model([("ready?",) * model.columns], all_probabilities=True)  # loads it: not the first request
+    model([("ready?",) * model.columns])  # loads it: not the first request
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):  # each connection is an open file
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

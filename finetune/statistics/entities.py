@@ -15,34 +15,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from finetune.data.words import UNLABELLED
+from finetune.data.words import UNLABELLED, begin_entities, find_entities
 from finetune.statistics.estimates import leave_out
 from finetune.statistics.scored import Kind, NamedRows
-
-
-def find_entities(tags: np.ndarray) -> np.ndarray:
-    """Return first place, end and type of each entity: int64, shape ``(entities, 3)``.
-
-    Args:
-        tags: Shape ``(places,)``; a separator is 0 or :data:`UNLABELLED`.
-    """
-    types = (np.maximum(tags, 0) + 1) // 2 - 1
-    begins = _begin(tags, types)
-    is_last = np.append(begins[1:], True) | (types != np.append(types[1:], -1))
-    first, last = np.flatnonzero(begins), np.flatnonzero((types >= 0) & is_last)
-    return np.stack([first, last + 1, types[first]], axis=1)
-
-
-def _begin(tags: np.ndarray, types: np.ndarray) -> np.ndarray:
-    """Return whether an entity begins at each place."""
-    is_new = types != np.concatenate([[-1], types[:-1]])
-    return np.asarray((types >= 0) & ((tags % 2 == 1) | is_new))
 
 
 def in_iob2(tags: np.ndarray) -> np.ndarray:
     """Return tags of the same entities in which each begins with the tag for that."""
     types = (np.maximum(tags, 0) + 1) // 2 - 1
-    return np.where(types < 0, 0, 2 * types + 2 - _begin(tags, types))
+    return np.where(types < 0, 0, 2 * types + 2 - begin_entities(tags, types))
 
 
 @dataclass(frozen=True, eq=False)

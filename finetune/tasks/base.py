@@ -23,7 +23,7 @@ from finetune.statistics.functions import MODULES
 from finetune.statistics.linear import Linear
 from finetune.statistics.metrics import MetricArguments, NamedMetrics, module_of
 from finetune.statistics.results import Statistics
-from finetune.statistics.scored import Kind, Scored
+from finetune.statistics.scored import Kind, Scored, agreement
 from finetune.tasks import decoding, losses
 
 if TYPE_CHECKING:
@@ -228,6 +228,12 @@ class Task(ABC, Generic[S]):
     @abstractmethod
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> S:
         """Return labels and outputs of rows as the type that the statistics take."""
+
+    def agreement(
+        self, labels: np.ndarray, first: np.ndarray, second: np.ndarray
+    ) -> dict[str, Any]:
+        """Return how far two models agree, see :func:`finetune.statistics.scored.agreement`."""
+        return agreement(self.scored(labels, first), self.scored(labels, second))
 
     @abstractmethod
     def scored_in(self, table: pd.DataFrame) -> S:

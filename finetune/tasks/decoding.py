@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from finetune.data import words
 from finetune.data.prediction_columns import (
+    ENTITIES,
     LABEL,
     PREDICTION,
     PROBABILITY,
@@ -73,3 +75,65 @@ def label_sets(is_positive: np.ndarray, labels: Sequence[str]) -> list[list[str]
     for row in is_positive:
         sets.append([labels[index] for index in np.flatnonzero(row).tolist()])
     return sets
+
+
+def entity_types(tags: Sequence[str]) -> list[str]:
+    """Return the types of IOB2 tags: ``O``, then ``B-TYPE`` and ``I-TYPE`` of each."""
+    return [name.removeprefix("B-") for name in tags[1::2]]
+
+
+def predicted_entities(
+    outputs: np.ndarray, labels: Sequence[str], values: Sequence[Any]
+) -> dict[str, Any]:
+    """Return the column that ``predict`` adds to texts whose words are labelled, by name.
+
+    Args:
+        outputs: The logits of the words of each value, and of a separator after them, shape
+            ``(places, tags)``.
+        labels: The IOB2 tags.
+        values: Texts, or lists of words; None where one is missing.
+    """
+    places = []
+    for value in values:
+        places.append([] if value is None else words.read_words(value)[1])
+    return {ENTITIES: entities(outputs, places, entity_types(labels))}
+
+
+def entities(
+    outputs: np.ndarray, places: Sequence[Sequence[tuple[int, int]]], types: Sequence[str]
+) -> list[list[dict[str, Any]]]:
+    """Return the predicted entities of rows; the probability is the mean of its words'."""
+    confidence = probabilities(outputs, "softmax").max(axis=1, initial=0)
+    return spans(np.argmax(outputs, axis=1), places, confidence, types)
+
+
+def spans(
+    tags: np.ndarray,
+    places: Sequence[Sequence[tuple[int, int]]],
+    confidence: np.ndarray,
+    types: Sequence[str],
+) -> list[list[dict[str, Any]]]:
+    """Return start, end, label and probability of the entities of each row.
+
+    Args:
+        tags: Shape ``(places,)``, a separator after the words of each row.
+        places: Start and end of each word of each row.
+        confidence: The probability of each tag.
+        types: The names of the types.
+    """
+    spans: list[list[dict[str, Any]]] = []
+    before = 0
+    for row in places:
+        part = slice(before, before + len(row) + 1)
+        before = part.stop
+        spans.append([])
+        for first, end, kind in words.find_entities(tags[part]).tolist():
+            probability = np.float32(confidence[part][first:end].mean())
+            span = {
+                "start": row[first][0],
+                "end": row[end - 1][1],
+                "label": types[kind],
+                "probability": float(str(probability)),  # 0.9812, not 0.98119997
+            }
+            spans[-1].append(span)
+    return spans

@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from finetune.data import tags, targets, words
 from finetune.data.labels import list_names
-from finetune.data.prediction_columns import LABEL, PREDICTION
-from finetune.data.words import UNLABELLED
+from finetune.data.prediction_columns import ENTITIES, LABEL, PREDICTION
+from finetune.data.words import UNLABELLED, find_entities
 from finetune.errors import UserError
 from finetune.statistics import metrics
 from finetune.statistics.baselines import BaselineData, Baselines
-from finetune.statistics.entities import ScoredEntities, find_entities
+from finetune.statistics.entities import ScoredEntities
 from finetune.statistics.metrics import MetricArguments
 from finetune.tasks import decoding, losses
 from finetune.tasks.base import Columns, Task
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from finetune.errors import Findings
     from finetune.training.steps import GlobalLoss, RowLoss
 
-#: The column that ``predict`` adds, and those of ``predictions.parquet`` with the words of a row.
-ENTITIES, WORDS, RIGHT_WORDS = "entities", "words", "right_words"
+#: The columns of ``predictions.parquet`` with the words of a row.
+WORDS, RIGHT_WORDS = "words", "right_words"
 _PLACE = [("start", pa.int64()), ("end", pa.int64()), ("label", pa.string())]
 _SPANS = pa.list_(pa.struct(_PLACE))
 _PREDICTED_SPANS = pa.list_(pa.struct([*_PLACE, ("probability", pa.float64())]))
@@ -68,7 +68,7 @@ class Tokens(Task[ScoredEntities]):
     @property
     def types(self) -> list[str]:
         """The names of the entity types."""
-        return [name.removeprefix("B-") for name in self.labels[1::2]]
+        return decoding.entity_types(self.labels)
 
     @property
     def feature(self) -> Any:
@@ -139,11 +139,11 @@ class Tokens(Task[ScoredEntities]):
     def columns(self, labels: Any, outputs: np.ndarray) -> Columns:
         places = [[(word["start"], word["end"]) for word in row] for row in labels]
         targets = self.targets(labels)
-        true = self._spans(targets, places, np.ones(len(targets)))
+        true = decoding.spans(targets, places, np.ones(len(targets)), self.types)
         counts = self.scored(targets, outputs).words
         return {
             LABEL: pa.array(true, _SPANS),
-            PREDICTION: pa.array(self._predicted_spans(outputs, places), _PREDICTED_SPANS),
+            PREDICTION: pa.array(decoding.entities(outputs, places, self.types), _PREDICTED_SPANS),
             WORDS: counts[:, 0],
             RIGHT_WORDS: counts[:, 1],
         }
@@ -151,47 +151,16 @@ class Tokens(Task[ScoredEntities]):
     def predicted(
         self, outputs: np.ndarray, values: Sequence[Any], temperature: float, *, all_labels: bool
     ) -> Columns:
-        places = []
-        for value in values:
-            places.append([] if value is None else words.read_words(value)[1])
-        return {ENTITIES: self._predicted_spans(outputs, places)}
+        return decoding.predicted_entities(outputs, self.labels, values)
 
-    def _predicted_spans(
-        self, outputs: np.ndarray, places: Sequence[Sequence[tuple[int, int]]]
-    ) -> list[list[dict[str, Any]]]:
-        """Return the predicted entities of rows; the probability is the mean of its words'."""
-        confidence = decoding.probabilities(outputs, self.function).max(axis=1, initial=0)
-        return self._spans(self.decide(outputs), places, confidence)
-
-    def _spans(
-        self,
-        tags: np.ndarray,
-        places: Sequence[Sequence[tuple[int, int]]],
-        confidence: np.ndarray,
-    ) -> list[list[dict[str, Any]]]:
-        """Return start, end, label and probability of the entities of each row.
-
-        Args:
-            tags: Shape ``(places,)``, a separator after the words of each row.
-            places: Start and end of each word of each row.
-            confidence: The probability of each tag.
-        """
-        spans: list[list[dict[str, Any]]] = []
-        before = 0
-        for row in places:
-            part = slice(before, before + len(row) + 1)
-            before = part.stop
-            spans.append([])
-            for first, end, kind in find_entities(tags[part]).tolist():
-                probability = np.float32(confidence[part][first:end].mean())
-                span = {
-                    "start": row[first][0],
-                    "end": row[end - 1][1],
-                    "label": self.types[kind],
-                    "probability": float(str(probability)),  # 0.9812, not 0.98119997
-                }
-                spans[-1].append(span)
-        return spans
+    def agreement(
+        self, labels: np.ndarray, first: np.ndarray, second: np.ndarray
+    ) -> dict[str, Any]:
+        rows, others = self.scored(labels, first), self.scored(labels, second)
+        gaps = self.answers(first, 1.0) - self.answers(second, 1.0)
+        changed = np.count_nonzero(rows.differences(others.predicted))
+        largest = float(np.abs(gaps).max())
+        return {"rows": len(rows), "changed": changed, "largest_difference": largest}
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
         texts = []
