@@ -15,6 +15,18 @@ import ray
 
 from finetune import Predictor
 
+#: Of a model that labels words: the entities of a text.
+ENTITIES = pa.list_(
+    pa.struct(
+        [
+            ("start", pa.int64()),
+            ("end", pa.int64()),
+            ("label", pa.string()),
+            ("probability", pa.float64()),
+        ]
+    )
+)
+
 
 class AddPredictions:
     """Adds predictions to a batch of rows; one instance per worker."""
@@ -22,14 +34,15 @@ class AddPredictions:
     def __init__(self, source: str) -> None:
         self.predictor = Predictor(source)
         is_list = self.predictor.task == "multi_label"
-        self.label_type = pa.list_(pa.string()) if is_list else pa.string()
+        label_type = pa.list_(pa.string()) if is_list else pa.string()
+        self.types = {"label": label_type, "entities": ENTITIES}
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Return the batch with the columns of the predictions."""
         predictions = self.predictor(batch.to_pandas())
         for column, values in predictions.items():
             # given, so that a batch without a single text has the types of the others
-            column_type = self.label_type if column == "label" else pa.float64()
+            column_type = self.types.get(column, pa.float64())
             while column in batch.column_names:  # as `predict` does
                 column = f"predicted {column}"
             batch = batch.append_column(column, pa.array(values, column_type, from_pandas=True))

@@ -73,6 +73,13 @@ def words_in(text: str, label: Sequence[Mapping[str, int]]) -> list[str]:
     return [text[word["start"] : word["end"]] for word in label]
 
 
+def may_be_words(cell: Any) -> bool:
+    """Return whether a cell has a text, words or nothing, not a number, or objects as of spans."""
+    if isinstance(cell, list | np.ndarray):
+        return all(isinstance(word, str) for word in cell)
+    return cell is None or isinstance(cell, str)
+
+
 class WordWindows(Windows):
     """Tokenizes words, in one window or several.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from finetune.data.words import POOLING
+from finetune.data import words
 from finetune.errors import UserError, suggestion
 from finetune.predicting.engines import require_engine
 from finetune.predicting.files import EXPORT, Export, Facts, digest_of_model
@@ -75,7 +75,7 @@ class Predictor:
             self._export = Export.load(path) if is_export else Export.of_run(path, self.engine)
             self.facts, self.digest = self._export.facts, self._export.digest
         self.task, self.labels = self.facts.task, self.facts.labels
-        self._labels_words = self.facts.encoding["pooling"] == POOLING
+        self._labels_words = self.facts.encoding["pooling"] == words.POOLING
         if self._labels_words:
             self.labels = decoding.entity_types(self.labels)
         self._names = self.facts.encoding["columns"]
@@ -139,12 +139,11 @@ class Predictor:
         return text_inference(FastTokenizer(path, facts), facts, engine)
 
     def _rows(self, batch: Any) -> list[Any]:
-        """Return the text, the tuple of texts, or the words of each row; None where one is missing.
-        """
+        """Return the text, the texts or the words of each row; None where one is missing."""
         if batch is None or isinstance(batch, str | bytes):
             raise UserError(f"expected a list of rows, found {batch!r:.60}: put it into a list")
         if isinstance(batch, Mapping) or hasattr(batch, "columns"):
-            names = self._choose_columns(list(map(str, getattr(batch, "columns", batch))))
+            names = self._choose_columns(batch)
             columns = [list(batch[name]) for name in names]
             if names != self._names:
                 _refuse_texts(names[0], columns[0])
@@ -171,16 +170,17 @@ class Predictor:
         """Return a text of a row, or its words; None if it is missing."""
         if not self._labels_words or not isinstance(value, list | np.ndarray):
             return _text(value, number)
-        words = [_text(word, number) for word in value]
-        if not all(word and word.strip() for word in words):
-            raise UserError(f"the data, row {number}: expected words, found {words!r:.60}")
-        return words
+        row = [_text(word, number) for word in value]
+        if not all(word and word.strip() for word in row):
+            raise UserError(f"the data, row {number}: expected words, found {row!r:.60}")
+        return row
 
-    def _choose_columns(self, available: list[str]) -> list[str]:
+    def _choose_columns(self, batch: Any) -> list[str]:
         """Return the columns that are read: of words, if there is one, else of texts."""
+        available = list(map(str, getattr(batch, "columns", batch)))
         names = self._names
         for name in self.facts.encoding.get("token_columns", ()):
-            if name in available:
+            if name in available and all(map(_may_be_words, batch[name])):
                 names = [name]
                 break
         for name in names:
@@ -234,9 +234,18 @@ def _refuse_texts(name: str, values: Sequence[Any]) -> None:
             )
 
 
+def _may_be_words(value: Any) -> bool:
+    return _is_missing(value) or words.may_be_words(value)
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a value is None, NaN or ``pandas.NA``."""
+    return value is None or bool(pd.api.types.is_scalar(value) and pd.isna(value))
+
+
 def _text(value: Any, number: int) -> str | None:
-    """Return a text of a row, None if it is missing: None, NaN or ``pandas.NA``."""
-    if value is None or (pd.api.types.is_scalar(value) and pd.isna(value)):
+    """Return a text of a row, None if it is missing."""
+    if _is_missing(value):
         return None
     try:
         str.encode(value)

@@ -21,6 +21,7 @@ from finetune.data.files_of_splits import IMAGES, files_below
 from finetune.data.labels import parse_list
 from finetune.data.prediction_columns import without_bytes
 from finetune.data.read_text import ReadOptions, refuse_half_characters
+from finetune.data.words import may_be_words
 from finetune.errors import Findings, UserError, counted, suggestion
 from finetune.predicting import FILES, READING, Options
 from finetune.predicting.inference import Session
@@ -192,12 +193,8 @@ class Request:
         return {getattr(self.options, option) or default: option}
 
     def _can_read(self, column: str) -> bool:
-        """Return whether a column may be one of texts or words, not one of objects as of spans."""
-        if self.task.labels_words:
-            for cell in cells(self.chunk(0), column):
-                if isinstance(cell, list) and not set(map(type, cell)) <= {str}:
-                    return False
-        return True
+        """Return whether a column may be one of texts or words."""
+        return not self.task.labels_words or all(map(may_be_words, cells(self.chunk(0), column)))
 
     def _read(self) -> pa.Table:
         """Return the rows, those of a file from the cache."""
@@ -308,6 +305,8 @@ class Request:
 
 
 def _parse_words(value: Any) -> Any:
+    if isinstance(value, np.ndarray):  # a list of Parquet, read by pandas
+        return value.tolist()
     return parse_list(value) or value
 
 
