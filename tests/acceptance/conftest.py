@@ -43,6 +43,9 @@ TRAINING: dict[str, Any] = dict(
     disable_tqdm=True,
 )
 
+#: Of the runs that label words: the longest sentence has several windows.
+LENGTH = 48
+
 
 def flags(**options: Any) -> list[str]:
     """Return options as typed words: `flags(max_steps=3)` is `["--max_steps", "3"]`."""
@@ -336,6 +339,30 @@ def image_run(trained: Trained, shared_directory: Path, vit: Path) -> finetune.R
     path = once(shared_directory / "photos", data.write_photos)
     options = dict(learning_rate=1e-2, num_train_epochs=6, max_length=None)
     return trained("image", "image", dataset=str(path), model=str(vit), **options)
+
+
+@pytest.fixture(scope="session")
+def sentences(shared_directory: Path) -> Path:
+    """A CoNLL file of 240 sentences with entities of two types, place and dish."""
+    return once(shared_directory / "sentences.conll", data.write_conll)
+
+
+@pytest.fixture(scope="session")
+def entity_run(trained: Trained, sentences: Path, bert: Path) -> finetune.Run:
+    """Two types; most entities are found."""
+    options = dict(max_length=LENGTH, num_train_epochs=6)
+    return trained("entities", "tokens", dataset=str(sentences), model=str(bert), **options)
+
+
+@pytest.fixture(scope="session")
+def exported_entities(shared_directory: Path, entity_run: finetune.Run) -> finetune.Run:
+    """A copy of `entity_run`, with its export."""
+
+    def write(path: Path) -> None:
+        shutil.copytree(entity_run.path, path)
+        finetune.export(path)
+
+    return finetune.Run.load(once(shared_directory / "exported_entities", write))
 
 
 @pytest.fixture

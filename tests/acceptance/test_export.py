@@ -273,7 +273,8 @@ class Hidden:
             raise ModuleNotFoundError(f"{top} is not in the image", name=name)
 sys.meta_path.insert(0, Hidden())
 import finetune
-print(finetune.Predictor(EXPORT)(["good"]).to_json())
+for export in EXPORTS:
+    print(finetune.Predictor(export)(["good", "cellar 7 ( lovely )"]).to_json())
 """
 
 
@@ -296,7 +297,9 @@ def required(names: set[str]) -> set[str]:
 
 
 @pytest.mark.contract("H5")
-def test_an_image_has_the_packages_of_a_predictor(exported: finetune.Run) -> None:
+def test_an_image_has_the_packages_of_a_predictor(
+    exported: finetune.Run, exported_entities: finetune.Run
+) -> None:
     """With the packages of docker/serve.requirements.txt, a model answers."""
     text = (ROOT / "docker" / "serve.requirements.txt").read_text(encoding="utf-8")
     packages = required({*re.findall(r"^[a-z-]+", text, re.M)})
@@ -309,11 +312,15 @@ def test_an_image_has_the_packages_of_a_predictor(exported: finetune.Run) -> Non
     ]
     others.remove("finetune")
     assert {"torch", "transformers", "datasets", "pyarrow"} <= {*others}
-    script = f"OTHERS, EXPORT = {others!r}, {str(exported.path / 'export')!r}\n{IMAGE}"
+    exports = [str(run.path / "export") for run in (exported, exported_entities)]
+    script = f"OTHERS, EXPORTS = {others!r}, {exports!r}\n{IMAGE}"
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
+    answers = [json.loads(line) for line in process.stdout.splitlines()]
     expected = finetune.Predictor(exported.path / "export")(["good"])
-    assert json.loads(process.stdout)["probability"]["0"] == expected["probability"][0]
+    assert answers[0]["probability"]["0"] == expected["probability"][0]
+    entities = finetune.Predictor(exported_entities.path / "export")(["cellar 7 ( lovely )"])
+    assert answers[1]["entities"]["1"] == entities["entities"][0] != []
 
 
 def assert_independent_of_neighbours(predictor: finetune.Predictor, run: Path) -> None:

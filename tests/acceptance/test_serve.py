@@ -84,9 +84,9 @@ def test_rows_of_several_texts(bert: Path, tmp_path: Path) -> None:
             assert (response.status_code, response.json()["detail"]) == (422, message)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["single_label_run", "entity_run"])
 def client(request: pytest.FixtureRequest) -> Any:
-    app = finetune.create_app(finetune.Predictor(request.getfixturevalue("single_label_run")))
+    app = finetune.create_app(finetune.Predictor(request.getfixturevalue(request.param)))
     with TestClient(app) as client:
         yield client
 

@@ -16,26 +16,13 @@ from transformers import Trainer as StockTrainer
 
 import finetune
 from tests.acceptance import data
-from tests.acceptance.conftest import TRAINING, Finished, Trained, flags, once, user_error
+from tests.acceptance.conftest import LENGTH, TRAINING, Finished, flags, user_error
 
 Cli = Callable[..., Finished]
-LENGTH = 48  # the longest sentence has several windows
 
 
 class Entities(finetune.TokenRecipe):
     """Words with labels."""
-
-
-@pytest.fixture(scope="session")
-def sentences(shared_directory: Path) -> Path:
-    return once(shared_directory / "sentences.conll", data.write_conll)
-
-
-@pytest.fixture(scope="session")
-def entity_run(trained: Trained, sentences: Path, bert: Path) -> finetune.Run:
-    """Two types; most entities are found."""
-    options = dict(max_length=LENGTH, num_train_epochs=6)
-    return trained("entities", "tokens", dataset=str(sentences), model=str(bert), **options)
 
 
 # ---- data ----------------------------------------------------------------------------------------
@@ -465,12 +452,9 @@ def test_the_report_marks_the_words(
 
 
 @pytest.mark.contract("E6", "E12")
-def test_verbs_of_other_tasks(entity_run: finetune.Run, cli: Cli) -> None:
+def test_a_run_is_compared(entity_run: finetune.Run) -> None:
     comparison = finetune.compare([entity_run, entity_run])
     assert comparison.differences[0]["f1"]["value"] == 0
-    for words in (["export"], ["serve"], ["push", "--repo", "me/entities"]):
-        refused = cli(words[0], entity_run.path, *words[1:]).refused("labels words")
-        assert len(refused.stderr.splitlines()) == 1
 
 
 @pytest.mark.contract("B9", "C9")
