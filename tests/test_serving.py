@@ -31,6 +31,7 @@ import uvicorn
 import finetune
 from finetune.serving import app
 from finetune.serving.batching import Batcher, QueueFull
+from tests.acceptance import data
 
 TEXT = "the food of this place was lovely and fine and great, " * 3  # about 40 tokens
 Serve = Callable[..., tuple[str, subprocess.Popen[str]]]
@@ -297,26 +298,58 @@ def test_rows_of_a_client_that_left_are_not_computed(held: tuple[Held, str]) -> 
     assert [row for batch in predictor.batches for row in batch] == ["first", "last"]
 
 
-@pytest.mark.processes
-@pytest.mark.skipif(not shutil.which("chromedriver"), reason="chromedriver is not installed")
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_page_shows_classes_as_bars(export: Path, serve: Serve, dark: bool) -> None:
+needs_browser = pytest.mark.skipif(
+    not shutil.which("chromedriver"), reason="chromedriver is not installed"
+)
+
+
+@contextlib.contextmanager
+def open_browser(*, dark: bool) -> Iterator[Any]:
+    """Start a browser of the size of a phone."""
     from selenium import webdriver
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.common.keys import Keys
-    from selenium.webdriver.support.ui import WebDriverWait
 
     options = webdriver.ChromeOptions()
     for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1200,900"):
         options.add_argument(f"--{flag}")
-    address, process = serve(export, "--port", 0, FINETUNE_API_KEY="key")
-    service = webdriver.ChromeService(shutil.which("chromedriver"))
-    browser = webdriver.Chrome(options, service)
+    browser = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
     try:
         media = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
-        size = {"width": 390, "height": 800, "deviceScaleFactor": 2, "mobile": True}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        set_width(browser, 390)
+        yield browser
+    finally:
+        browser.quit()
+
+
+def set_width(browser: Any, width: int) -> None:
+    size = {"width": width, "height": 800, "deviceScaleFactor": 2, "mobile": width < 800}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def assert_fits_and_is_quiet(browser: Any, *, dark: bool) -> None:
+    """The page is not wider than the window, has the colors of the user, and logs no mistake."""
+    script = "return document.documentElement.scrollWidth <= window.innerWidth"
+    assert browser.execute_script(script)
+    color = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (int(re.findall(r"\d+", color)[0]) < 128) == dark
+    assert not [entry for entry in browser.get_log("browser") if "401" not in entry["message"]]
+
+
+def save_screenshot(browser: Any, name: str) -> None:
+    if os.environ.get("SCREENSHOTS"):
+        browser.save_screenshot(f"{os.environ['SCREENSHOTS']}/{name}.png")
+
+
+@pytest.mark.processes
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_page_shows_classes_as_bars(export: Path, serve: Serve, dark: bool) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    address, process = serve(export, "--port", 0, FINETUNE_API_KEY="key")
+    with open_browser(dark=dark) as browser:
         wait = WebDriverWait(browser, 10)
         browser.get(address)
         wait.until(lambda page: page.switch_to.active_element.tag_name == "textarea")
@@ -333,19 +366,62 @@ def test_the_page_shows_classes_as_bars(export: Path, serve: Serve, dark: bool) 
         bars = [row.find_element(By.TAG_NAME, "span").rect["width"] for row in rows]
         shares = [float(text[-1][:-1]) for text in texts]
         assert bars[0] / bars[1] == pytest.approx(shares[0] / shares[1], rel=0.05)
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
-        color = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-        assert (int(re.findall(r"\d+", color)[0]) < 128) == dark
-        assert not [entry for entry in browser.get_log("browser") if "401" not in entry["message"]]
-        if os.environ.get("SCREENSHOTS"):
-            browser.save_screenshot(
-                f"{os.environ['SCREENSHOTS']}/{'dark' if dark else 'light'}.png"
-            )
+        assert_fits_and_is_quiet(browser, dark=dark)
+        save_screenshot(browser, "dark" if dark else "light")
         process.kill()
         browser.find_element(By.TAG_NAME, "button").click()
         wait.until(lambda page: "does not answer" in page.find_element(By.ID, "answer").text)
-    finally:
-        browser.quit()
+
+
+#: Returns the text of an answer without the labels.
+SHOWN = """
+const text = document.querySelector("#answer .text").cloneNode(true);
+text.querySelectorAll("small").forEach((label) => label.remove());
+return text.textContent;
+"""
+
+
+@pytest.mark.processes
+@needs_browser
+def test_the_page_marks_entities(serve: Serve, tmp_path: Path) -> None:
+    """Also after an emoji, whose place counts once; what is no entity stays as it was typed."""
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    data.write_conll(tmp_path / "rows.conll")
+    data.write_bert(tmp_path / "bert")
+    options: dict[str, Any] = dict(learning_rate=3e-3, num_train_epochs=6, global_batch_size=16)
+    options |= dict(dataset=str(tmp_path / "rows.conll"), model=str(tmp_path / "bert"))
+    run = finetune.train("tokens", **options, max_length=48, output_dir=str(tmp_path / "run"))
+    text = "<b>\U0001f600</b> the service was cellar 7 ( lovely ) terrace 7 ( great menu ) rude 7"
+    (entities,) = finetune.Predictor(run)([text])["entities"]
+    assert len(entities) > 1
+    address, _ = serve(run.path, "--port", 0)
+    for dark in (False, True):
+        with open_browser(dark=dark) as browser:
+            wait = WebDriverWait(browser, 10)
+            browser.get(address)
+            wait.until(lambda page: page.switch_to.active_element.tag_name == "textarea")
+            script = "document.getElementById('text1').value = arguments[0]"
+            browser.execute_script(script, text)  # the driver cannot type an emoji
+            browser.switch_to.active_element.send_keys(Keys.CONTROL, Keys.ENTER)
+            marks = wait.until(lambda page: page.find_elements(By.CSS_SELECTOR, "#answer mark"))
+            for mark, entity in zip(marks, entities, strict=True):
+                name = text[entity["start"] : entity["end"]]
+                share = f"{100 * entity['probability']:.1f}%"
+                assert mark.text == f"{name} {entity['label']} {share}"
+            assert browser.execute_script(SHOWN) == text
+            colors = {entity["label"]: mark.value_of_css_property("background-color")
+                      for mark, entity in zip(marks, entities, strict=True)}  # fmt: skip
+            assert len(set(colors.values())) == len(colors) == 2
+            for width in (390, 1280):
+                set_width(browser, width)
+                assert_fits_and_is_quiet(browser, dark=dark)
+                save_screenshot(browser, f"entities-{'dark' if dark else 'light'}-{width}")
+            browser.execute_script(script, "the")
+            browser.find_element(By.TAG_NAME, "button").click()
+            wait.until(lambda page: "No entity." in page.find_element(By.ID, "answer").text)
 
 
 class Load:
