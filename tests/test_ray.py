@@ -99,3 +99,36 @@ def test_workers_predict_as_one_process(options: dict[str, Any], tmp_path: Path)
     assert labels.tolist() == expected["label"].fillna("").tolist()
     np.testing.assert_allclose(answers["probability"], expected["probability"], 1e-6)
     assert "expected fewer than 3" in run(PREDICT, places | {"8": "3"}, status=2)
+
+
+def test_workers_predict_entities(tmp_path: Path) -> None:
+    """Of texts, or of lists of words; a file without a text has the types of the others."""
+    dataset = data.write_conll(tmp_path / "rows.conll")
+    data.write_bert(tmp_path / "bert")
+    options: dict[str, Any] = dict(dataset=str(dataset), model=str(tmp_path / "bert"))
+    options |= dict(precision="fp32", learning_rate=3e-3, num_train_epochs=4, global_batch_size=16)
+    trained = finetune.train("tokens", **options, output_dir=str(tmp_path / "one"))
+    words: list[Any] = [words for words, _ in data.entity_sentences(60)]
+    words[30:40] = [None] * 10
+    rows = pa.table({"id": range(60), "tokens": words})
+    (tmp_path / "rows").mkdir()
+    for number, part in enumerate([rows[:30], rows[30:40], rows[40:]]):
+        pq.write_table(part, tmp_path / "rows" / f"{number}.parquet")
+    places = {"reviews/": f"{tmp_path}/rows", "predicted/": f"{tmp_path}/out --rows 20"}
+    places["/shared/runs/yelp/export"] = str(finetune.export(trained).path)
+    run(PREDICT, places | {"8": "2"})
+    tables = [pq.read_table(file) for file in sorted((tmp_path / "out").iterdir())]
+    assert len({str(table.schema.remove_metadata()) for table in tables}) == 1
+    answers = pa.concat_tables(tables)
+    assert answers.select(rows.column_names).to_pylist() == rows.to_pylist()
+    expected = finetune.predict(trained, rows.to_pandas(), engine="onnxruntime", precision="fp32")
+    cells = [None if cell is None else list(cell) for cell in expected["entities"]]
+    entities = answers["entities"].to_pylist()
+    assert [cell is None for cell in entities] == [cell is None for cell in words]
+    for cell, other in zip(entities, cells, strict=True):
+        places_of = [
+            [(span["start"], span["end"], span["label"]) for span in part or ()]
+            for part in (cell, other)
+        ]
+        assert places_of[0] == places_of[1]
+    assert sum(map(len, filter(None, entities))) > 50
