@@ -178,7 +178,7 @@ class Predictor:
     def _choose_columns(self, batch: Any) -> list[str]:
         """Return the columns that are read: of words, if there is one, else of texts."""
         available = list(map(str, getattr(batch, "columns", batch)))
-        names = self._names
+        names: list[str] = self._names
         for name in self.facts.encoding.get("token_columns", ()):
             if name in available and all(map(_may_be_words, batch[name])):
                 names = [name]
