@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import shorten
 from types import MethodType
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -34,7 +34,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from finetune.data import embedded
 from finetune.errors import UserError, first_line
-from finetune.models import families, head, layers, loaded_weights
+from finetune.models import families, head, layers, loaded_weights, mean_layer
 from finetune.runtime import hub
 
 #: The values of ``problem_type`` in ``transformers``.
@@ -171,6 +171,7 @@ def load_classifier(
     attention_dropout: float | None = None,
     pad_token_id: int | None = None,
     layer_count: int | None = None,
+    reads_mean: bool = False,
     is_run: bool = False,
 ) -> PreTrainedModel:
     """Return a model with a classification head, in fp32 regardless of the checkpoint's dtype.
@@ -187,6 +188,8 @@ def load_classifier(
         pad_token_id: The token that pads batches; decoders find the end of a text by it. None for
             that of the configuration.
         layer_count: How many layers to keep, see :func:`finetune.models.layers.cut`; None for all.
+        reads_mean: Whether a new head of a pretrained base reads the mean of the last states, see
+            :func:`finetune.models.mean_layer.append`.
         is_run: Whether it is the directory of a run, which must have all weights.
 
     Raises:
@@ -230,6 +233,8 @@ def load_classifier(
                 std = getattr(config, "initializer_range", 0.02)
                 torch.nn.init.normal_(layer.weight, std=std)
     classifier = layers.cut(classifier, layer_count)
+    if reads_mean and order is None and is_pretrained(classifier):
+        classifier = mean_layer.append(classifier)
     setattr(classifier, FRESH_HEAD, order is None)
     # DDP would wait for gradients of weights that the head does not use
     unused = families.UNUSED.get(config.model_type, ())
@@ -237,6 +242,18 @@ def load_classifier(
         if name.startswith(unused):
             parameter.requires_grad_(False)
     return classifier
+
+
+def is_pretrained(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
+    """Return whether the weights of the base model have been trained.
+
+    A new model of ``transformers`` has norms whose scales are all 1 and biases that are all 0.
+    """
+    base = getattr(model, getattr(model, "base_model_prefix", ""), None)
+    if not isinstance(model, PreTrainedModel) or not isinstance(base, torch.nn.Module):
+        return False
+    vectors = [weight for weight in base.parameters() if weight.dim() == 1 and len(weight) > 1]
+    return any(bool((weight != weight[0]).any()) for weight in vectors)
 
 
 def save_own_names(model: torch.nn.Module) -> None:

@@ -41,7 +41,7 @@ from finetune.pipeline.events import Finished, Logged, Progress, Started, emit, 
 from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
 from finetune.pipeline.refit import ScoredRun
 from finetune.pipeline.time_limit import UNEVALUATED, fit_epochs
-from finetune.recipe import Recipe, teacher
+from finetune.recipe import Recipe, probe, teacher
 from finetune.recipe.run import Run
 from finetune.reporting.tracking import Trackers, tracking
 from finetune.runs import checkpoints
@@ -382,6 +382,8 @@ def _train_and_predict(
                 layer.load_state_dict(weights)
             is_final = True
             started = time.perf_counter()
+            assert trainer.model is not None
+            probe.add_validation_rows(recipe, trainer.model, trainer.args)
             _train_final_epochs(trainer, final_recipe)
             seconds = outcome["train_seconds"] + time.perf_counter() - started
             outcome |= {"train_seconds": round(seconds, 2), "finished": _now()}

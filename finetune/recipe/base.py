@@ -124,7 +124,12 @@ class Recipe(RecipeOptions):
 
     def resolved_options(self) -> dict[str, Any]:
         """Return the options by name, with the values that follow from data and model."""
-        return {option.name: getattr(self, option.name) for option in dataclasses.fields(self)}
+        from finetune.recipe.defaults import choose_head
+
+        options = {option.name: getattr(self, option.name) for option in dataclasses.fields(self)}
+        if "head" in options:
+            options["head"] = choose_head(self)
+        return options
 
     def note(self, sentence: str) -> None:
         """Add a fact to the report, for the start block and ``run.json``."""

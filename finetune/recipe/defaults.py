@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _RATES = ((30, 1e-4), (150, 3e-5), (math.inf, 1e-5))
 _ADAPTER_FACTOR = 10  # Schulman et al., "LoRA Without Regret", 2025
 _HEAD_ONLY_RATE = 1e-3
+_MEAN_FACTOR = 0.5  # of a head that starts from the mean of the last states
 _STEP_ROWS = 32
 #: With fewer rows, an epoch of such steps has one or two, or none.
 _BATCH, _MIN_ROWS_OF_BATCH, _SMALL_BATCH = "global_batch_size", 96, 8
@@ -52,6 +53,8 @@ def _resolve(recipe: Any, step_rows: int) -> dict[str, Any]:
         rate *= _ADAPTER_FACTOR
     if recipe.freeze == "base":
         rate = _HEAD_ONLY_RATE
+    elif choose_head(recipe) == "mean":
+        rate *= _MEAN_FACTOR
     steps = _STEPS + _STEPS_OF_OUTPUT * recipe.kind.width
     epochs = min(max(math.ceil(steps * step_rows / rows), _MIN_EPOCHS), _MAX_EPOCHS)
     epochs = max(epochs, math.ceil(MIN_STEPS / max(1, rows // step_rows)))
@@ -88,6 +91,25 @@ def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
         if values.get(_FINAL) is None and _may_use_validation_rows(recipe, values):
             names.append(_FINAL)
     return names
+
+
+def choose_head(recipe: Any) -> str:
+    """Return the start of a new last layer: ``--head``, and where that is unset ``mean`` if rows are
+    few and the model can have it, else ``probe``; ``random`` if the recipe has no such option.
+
+    Args:
+        recipe: The recipe, whose rows are loaded.
+    """
+    from finetune.models import mean_layer
+
+    head: str = getattr(recipe, "head", "random") or "probe"
+    config = recipe.model_config
+    if head != "probe" or recipe.head is not None or config is None:
+        return head
+    is_measured = recipe.kind.has_one_class and recipe.adapter is None and recipe.freeze is None
+    if is_measured and config.model_type in mean_layer.FAMILIES and _has_few_rows(recipe):
+        return "mean"
+    return "probe"
 
 
 def _may_use_validation_rows(recipe: Any, values: Mapping[str, Any]) -> bool:

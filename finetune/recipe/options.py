@@ -124,8 +124,10 @@ class ModelOptions:
     layers: int | None = _model(
         None, "keep N layers of the base model, evenly spaced from first to last (unset: all)"
     )
-    head: Literal["probe", "random"] = _model(
-        "probe", "start of a new last layer: logistic or ridge regression of its inputs, or random"
+    head: Literal["probe", "mean", "random"] | None = _model(
+        None,
+        "start of a new last layer: a linear model of its inputs (probe), or of the mean of the last "
+        "states (mean, which adds a layer), or random (unset: mean where rows are few, else probe)",
     )
     teacher: str | None = _teacher(
         None, "runs or exports whose mean answers the model learns, too", "RUN,RUN"

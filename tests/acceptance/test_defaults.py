@@ -38,13 +38,14 @@ from tests.families import write as write_family
 
 #: A training that leaves the weights as they start, with enough epochs that all rows are encoded.
 STILL: dict[str, Any] = dict(learning_rate=1e-12, num_train_epochs=10, weight_decay=0.0)
+PROBE: dict[str, Any] = dict(STILL, head="probe")
 FROZEN = "frozen encoder + logistic regression"
 
 
 @pytest.fixture(scope="session")
 def still_run(trained: Trained, reviews: Path, pretrained_bert: Path) -> finetune.Run:
     """A run whose model is that of its start: the head is the probe."""
-    return trained("still", "text", dataset=str(reviews), model=str(pretrained_bert), **STILL)
+    return trained("still", "text", dataset=str(reviews), model=str(pretrained_bert), **PROBE)
 
 
 def states(run: finetune.Run, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -105,6 +106,40 @@ def test_the_head_starts_from_logistic_regression(still_run: finetune.Run) -> No
     predicted = model.predict(scaled(pooled, validated))
     share = accuracy_score(labels(still_run, "validation"), predicted)
     assert f"of {len(pooled)} rows, accuracy {share:.4f} on" in note
+
+
+@pytest.mark.contract("G5")
+def test_where_rows_are_few_the_head_starts_from_the_mean_of_the_states(
+    reviews: Path, pretrained_bert: Path, trained: Trained
+) -> None:
+    """The model is one of the library with one more layer. Its outputs are those of scikit-learn's
+    regression of the states of the base, which are averaged here.
+    """
+    base = AutoModel.from_pretrained(pretrained_bert).eval()
+    run = trained("mean", "text", dataset=str(reviews), model=str(pretrained_bert), **STILL)
+    model = AutoModelForSequenceClassification.from_pretrained(run.path).eval()
+    assert model.config.num_hidden_layers == base.config.num_hidden_layers + 1
+    tokenizer = AutoTokenizer.from_pretrained(run.path)
+    texts = run.recipe().splits["train"]["text"][:]
+    means, read, logits = [], [], []
+    with torch.inference_mode():
+        for text in texts:
+            batch = tokenizer(text, return_tensors="pt", truncation=True)
+            mean = base(**batch).last_hidden_state[0].mean(dim=0)
+            means.append(((mean - mean.mean()) / mean.std(correction=0)).numpy())
+            read.append(model.bert(**batch).last_hidden_state[0, 0].numpy())
+            logits.append(model(**batch).logits[0].numpy())
+    assert np.abs(np.array(read) - np.array(means)).max() < 0.1
+    features, true = np.tanh(means), labels(run, "train")
+    difference = np.array(logits)[:, 1] - np.array(logits)[:, 0]
+    distances = []
+    for regression in regressions(scaled(features, features), true):
+        decisions = regression.decision_function(scaled(features, features))
+        distances.append(np.abs(decisions - difference).max() / decisions.std())
+    assert min(distances) < 0.1
+    (note,) = (note for note in run.manifest.data.notes if note.startswith("head: "))
+    assert "one more layer returns the mean" in note
+    assert run.manifest.options["head"] == "mean"
 
 
 @pytest.mark.contract("G5")
