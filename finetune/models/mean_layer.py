@@ -47,7 +47,7 @@ def append(model: PreTrainedModel) -> PreTrainedModel:
     base = getattr(longer, longer.base_model_prefix)
     layer = base.encoder.layer[-1]
     attention, normalized = layer.attention.self, layer.attention.output
-    linear = getattr(base.pooler or longer.classifier, "dense")
+    linear = (base.pooler or longer.classifier).dense
     with torch.no_grad():
         for module in (
             attention.query,

@@ -94,7 +94,7 @@ def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
 
 
 def choose_head(recipe: Any) -> str:
-    """Return the start of a new last layer: ``--head``, and where that is unset ``mean`` if rows are
+    """Return the start of a new last layer: ``--head``, or if it is unset ``mean`` where rows are
     few and the model can have it, else ``probe``; ``random`` if the recipe has no such option.
 
     Args:

@@ -126,8 +126,8 @@ class ModelOptions:
     )
     head: Literal["probe", "mean", "random"] | None = _model(
         None,
-        "start of a new last layer: a linear model of its inputs (probe), or of the mean of the last "
-        "states (mean, which adds a layer), or random (unset: mean where rows are few, else probe)",
+        "start of a new last layer: linear model of its inputs (probe) or of the mean state (mean: "
+        "one more layer), or random (unset: mean where rows are few, else probe)",
     )
     teacher: str | None = _teacher(
         None, "runs or exports whose mean answers the model learns, too", "RUN,RUN"

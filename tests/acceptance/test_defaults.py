@@ -19,6 +19,7 @@ from PIL import Image as Picture
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.metrics import accuracy_score, f1_score, log_loss, r2_score
 from transformers import (
+    AutoModel,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
@@ -109,33 +110,36 @@ def test_the_head_starts_from_logistic_regression(still_run: finetune.Run) -> No
 
 
 @pytest.mark.contract("G5")
+@pytest.mark.parametrize("final_epochs", [0, 1])
 def test_where_rows_are_few_the_head_starts_from_the_mean_of_the_states(
-    reviews: Path, pretrained_bert: Path, trained: Trained
+    final_epochs: int, reviews: Path, pretrained_bert: Path, trained: Trained
 ) -> None:
     """The model is one of the library with one more layer. Its outputs are those of scikit-learn's
-    regression of the states of the base, which are averaged here.
+    regression of the states of the base, which are averaged here: of the training rows, and before
+    the final epochs of the validation rows, too.
     """
+    options = dict(dataset=str(reviews), model=str(pretrained_bert), final_epochs=final_epochs)
+    run = trained(f"mean-{final_epochs}", "text", **options, **STILL)
     base = AutoModel.from_pretrained(pretrained_bert).eval()
-    run = trained("mean", "text", dataset=str(reviews), model=str(pretrained_bert), **STILL)
     model = AutoModelForSequenceClassification.from_pretrained(run.path).eval()
     assert model.config.num_hidden_layers == base.config.num_hidden_layers + 1
     tokenizer = AutoTokenizer.from_pretrained(run.path)
-    texts = run.recipe().splits["train"]["text"][:]
-    means, read, logits = [], [], []
+    parts = ["train", "validation"][: 1 + final_epochs]
+    means, read, outputs = [], [], []
     with torch.inference_mode():
-        for text in texts:
+        for text in (text for part in parts for text in run.recipe().splits[part]["text"]):
             batch = tokenizer(text, return_tensors="pt", truncation=True)
             mean = base(**batch).last_hidden_state[0].mean(dim=0)
             means.append(((mean - mean.mean()) / mean.std(correction=0)).numpy())
             read.append(model.bert(**batch).last_hidden_state[0, 0].numpy())
-            logits.append(model(**batch).logits[0].numpy())
+            outputs.append(np.diff(model(**batch).logits[0].numpy()).item())
     assert np.abs(np.array(read) - np.array(means)).max() < 0.1
-    features, true = np.tanh(means), labels(run, "train")
-    difference = np.array(logits)[:, 1] - np.array(logits)[:, 0]
+    features = np.tanh(means)
+    true = np.concatenate([labels(run, part) for part in parts])
     distances = []
     for regression in regressions(scaled(features, features), true):
         decisions = regression.decision_function(scaled(features, features))
-        distances.append(np.abs(decisions - difference).max() / decisions.std())
+        distances.append(np.abs(decisions - outputs).max() / decisions.std())
     assert min(distances) < 0.1
     (note,) = (note for note in run.manifest.data.notes if note.startswith("head: "))
     assert "one more layer returns the mean" in note
@@ -294,7 +298,7 @@ def text_pairs(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
     frame[["place", "text"]] = frame["text"].str.split(": ", expand=True)
     frame.to_csv(folder / "pairs.csv", index=False)
     options = dict(dataset=str(folder / "pairs.csv"), text_columns="place,text", max_length=64)
-    recipe = Text(model=str(pretrained_bert), **options)
+    recipe = Text(model=str(pretrained_bert), head="probe", **options)
     frame = frame.iloc[recipe.splits["train"]["_row"][:]]
     batches = encoded(pretrained_bert, frame["place"], frame["text"])
     return start(recipe, pretrained_bert, batches=batches)
@@ -302,9 +306,8 @@ def text_pairs(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
 
 def long_texts_in_windows(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
     """Windows of 16 tokens, which overlap by 4; the last one is full and ends with the text."""
-    recipe = Text(
-        dataset=str(reviews), model=str(pretrained_bert), long_texts="windows", max_length=16
-    )
+    options = dict(long_texts="windows", max_length=16)
+    recipe = Text(dataset=str(reviews), model=str(pretrained_bert), head="probe", **options)
     batches, targets = [], []
     for text, label in zip(*(recipe.splits["train"][n][:] for n in ("text", "label")), strict=True):
         (whole,) = encoded(pretrained_bert, [text])
@@ -358,7 +361,7 @@ def many_classes(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
     path = data.write_csv(folder / "rows.csv", ["text", "label"], rows)
     options = dict(dataset=str(path), max_length=16, hidden_dropout=0.0, attention_dropout=0.0)
     weights = {name.upper(): 1 + 8 * (number % 2) for number, name in enumerate(names)}
-    recipe = Text(model=str(model), class_weights=weights, **options)
+    recipe = Text(model=str(model), head="probe", class_weights=weights, **options)
     return start(recipe, model, batches=encoded(model, recipe.splits["train"]["text"][:]))
 
 
@@ -536,7 +539,7 @@ def test_a_resume_keeps_a_head_that_was_fitted(
 # ---- unset rates, epochs and warm-up -------------------------------------------------------------
 
 #: Learning rate, epochs and warm-up of 173 training rows in steps of 32 on a small model.
-SMALL = (1e-4, 20.0, 0.1)
+SMALL = (5e-5, 20.0, 0.1)
 
 
 def schedule(recipe: finetune.TextRecipe, **options: Any) -> tuple[Any, ...]:
@@ -556,7 +559,8 @@ def test_unset_rates_follow_rows_and_model(reviews: Path, bert: Path) -> None:
     assert schedule(text()) == SMALL
     assert schedule(text(), learning_rate=None) == SMALL
     assert schedule(text(), learning_rate=5e-4) == (5e-4, *SMALL[1:])
-    assert schedule(text(), num_train_epochs=2, warmup_steps=0) == (1e-4, 2, 0)
+    assert schedule(text(), num_train_epochs=2, warmup_steps=0) == (5e-5, 2, 0)
+    assert schedule(text(head="probe"))[0] == pytest.approx(1e-4)
     assert schedule(text(adapter="lora"))[0] == pytest.approx(1e-3)
     assert schedule(text(freeze="base"))[0] == pytest.approx(1e-3)
     assert schedule(text(), global_batch_size=16)[1] == 11  # (100 + 5 * 2) * 16 / 173
@@ -603,7 +607,7 @@ def test_unset_rates_are_printed_with_the_reason(
     words = flags(dataset=reviews, model=bert, output_dir=tmp_path / "run", max_length=64)
     output = cli("text", *words, "--dry_run").succeeded().output
     assert (
-        "learning_rate 0.0001, num_train_epochs 20, warmup_steps 0.1: chosen for 173 rows" in output
+        "learning_rate 5e-05, num_train_epochs 20, warmup_steps 0.1: chosen for 173 rows" in output
     )
     typed = cli("text", *words, "--dry_run", "--learning_rate", "0.002").succeeded().output
     assert "num_train_epochs 20, warmup_steps 0.1: chosen for 173 rows" in typed
@@ -675,7 +679,8 @@ def test_a_head_whose_inputs_say_nothing_stays_random(
     frame = pd.DataFrame({"text": [f"row {number}" for number in range(120)]})
     frame["label"] = np.random.default_rng(0).choice(["a", "b"], len(frame))
     frame.to_csv(tmp_path / "rows.csv", index=False)
-    recipe = Text(dataset=str(tmp_path / "rows.csv"), model=str(pretrained_bert), max_length=64)
+    options = dict(model=str(pretrained_bert), head="probe", max_length=64)
+    recipe = Text(dataset=str(tmp_path / "rows.csv"), **options)
     recipe.trainer(precision="fp32", disable_tqdm=True, output_dir="unused")
     (note,) = (note for note in recipe.notes if note.startswith("head: "))
     assert "random weights, because logistic regression" in note
@@ -684,7 +689,8 @@ def test_a_head_whose_inputs_say_nothing_stays_random(
 @pytest.mark.contract("G5", "G6")
 def test_a_head_whose_inputs_hardly_differ_stays_random(reviews: Path) -> None:
     """A linear model of them would have very large weights, and the layer such gradients."""
-    recipe = Text(dataset=str(reviews), model="embedded:minilm", layers=1, max_length=64)
+    options: dict[str, Any] = dict(model="embedded:minilm", layers=1, head="probe", max_length=64)
+    recipe = Text(dataset=str(reviews), **options)
     trainer = recipe.trainer(precision="fp32", disable_tqdm=True, output_dir="unused")
     (note,) = (note for note in recipe.notes if note.startswith("head: "))
     assert "random weights, because the inputs of the last layer hardly differ" in note
@@ -712,7 +718,7 @@ def test_few_rows_keep_the_last_epoch(reviews: Path, bert: Path) -> None:
 def test_few_rows_end_with_the_validation_rows(reviews: Path, bert: Path, tmp_path: Path) -> None:
     """They are scored before. A run that was killed after its last checkpoint ends the same."""
     options: dict[str, Any] = dict(dataset=str(reviews), model=str(bert), max_length=64)
-    options |= dict(global_batch_size=64, precision="fp32", disable_tqdm=True)
+    options |= dict(global_batch_size=64, precision="fp32", disable_tqdm=True, learning_rate=1e-4)
     default = finetune.train("text", **options, output_dir=str(tmp_path / "default"))
     without = finetune.train("text", **options, output_dir=str(tmp_path / "0"), final_epochs=0)
     assert any(note.startswith("final_epochs 3: ") for note in default.manifest.data.notes)
