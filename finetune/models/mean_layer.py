@@ -6,19 +6,23 @@ The model stays one of ``transformers``: it has one more layer, and no other cod
 """
 
 import copy
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from finetune.errors import UserError
+from finetune.models import loaded_weights
 
 #: Families whose layers add, then normalize, and whose head is a linear layer, tanh, and the last
 #: layer, of the first state.
 FAMILIES = ("bert", "camembert", "roberta", "xlm-roberta")
 #: How often the mean is in the state of a token, which has its own share once: so one percent.
 _SHARE = 100.0
-#: Of a state with variance 1, before the tanh of the head: nearly linear.
-_SCALE = 1.0
+
+
+def can_have(config: PretrainedConfig | None) -> bool:
+    """Return whether a model with this configuration can have the layer; None is not known."""
+    return config is not None and config.model_type in FAMILIES
 
 
 def append(model: PreTrainedModel) -> PreTrainedModel:
@@ -26,39 +30,26 @@ def append(model: PreTrainedModel) -> PreTrainedModel:
     of the last hidden states of ``model`` over the tokens, with mean 0 and variance 1.
 
     The attention of the new layer is the same for every token, its values are the states, and what
-    follows returns them unchanged. The hidden layer of the head starts as a multiple of the
-    identity.
+    follows returns them unchanged. The hidden layer of the head starts as the identity.
 
     Args:
-        model: A classifier of texts.
-
-    Raises:
-        UserError: If the model is of another family.
+        model: A text classifier of one of :data:`FAMILIES`.
     """
     config = copy.deepcopy(model.config)
-    if config.model_type not in FAMILIES:
-        raise UserError(
-            f"--head mean: expected a model of the type {', '.join(FAMILIES)}, found "
-            f"'{config.model_type}'; use --head probe"
-        )
     config.num_hidden_layers += 1
     longer: PreTrainedModel = type(model)(config).train(model.training)
     longer.load_state_dict(longer.state_dict() | model.state_dict())
-    base = getattr(longer, longer.base_model_prefix)
+    base: Any = longer.base_model
+    head: Any = base.pooler or longer.classifier
     layer = base.encoder.layer[-1]
-    attention, normalized = layer.attention.self, layer.attention.output
-    linear = (base.pooler or longer.classifier).dense
+    attention, after_attention = layer.attention.self, layer.attention.output.dense
     with torch.no_grad():
-        for module in (
-            attention.query,
-            attention.value,
-            normalized.dense,
-            layer.output.dense,
-            linear,
-        ):
-            module.weight.zero_()
-            module.bias.zero_()
+        linears = [attention.query, attention.value, after_attention, layer.output.dense]
+        for linear in (*linears, head.dense):
+            linear.weight.zero_()
+            linear.bias.zero_()
         attention.value.weight.fill_diagonal_(1)
-        normalized.dense.weight.fill_diagonal_(_SHARE)
-        linear.weight.fill_diagonal_(_SCALE)
+        after_attention.weight.fill_diagonal_(_SHARE)
+        head.dense.weight.fill_diagonal_(1)
+    setattr(longer, loaded_weights.ATTRIBUTE, loaded_weights.get(model))
     return longer

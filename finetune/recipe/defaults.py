@@ -103,11 +103,10 @@ def choose_head(recipe: Any) -> str:
     from finetune.models import mean_layer
 
     head: str = getattr(recipe, "head", "random") or "probe"
-    config = recipe.model_config
-    if head != "probe" or recipe.head is not None or config is None:
+    if head != "probe" or recipe.head is not None or not mean_layer.can_have(recipe.model_config):
         return head
-    is_measured = recipe.kind.has_one_class and recipe.adapter is None and recipe.freeze is None
-    if is_measured and config.model_type in mean_layer.FAMILIES and _has_few_rows(recipe):
+    others = (recipe.adapter, recipe.freeze, recipe.teacher)  # which it was not measured with
+    if recipe.kind.has_one_class and not any(others) and _has_few_rows(recipe):
         return "mean"
     return "probe"
 

@@ -189,6 +189,10 @@ class TextOptions(ModelOptions):
 class ImageOptions(ModelOptions):
     """Options of image recipes: the image column and the augmentation."""
 
+    head: Literal["probe", "random"] | None = _model(
+        None, "start of a new last layer: a linear model of its inputs, or random (unset: probe)"
+    )
+
     image_column: str = _image("image", "column of images or paths")
     crop_scale: float = _image(0.5, "smallest share of the area that crops keep (1: no crops)")
     horizontal_flip: bool = _image(True, "mirror every other training image (not digits or text)")

@@ -184,6 +184,21 @@ def test_a_random_head_is_not_fitted(reviews: Path, pretrained_bert: Path, bert:
         assert not any(note.startswith("head: ") for note in recipe.notes)
 
 
+@pytest.mark.contract("G5", "F4")
+def test_a_head_that_cannot_read_the_mean_is_refused(
+    reviews: Path, tmp_path: Path, cli: Callable[..., Finished], vit: Path, bert: Path
+) -> None:
+    other = write_family("distilbert", tmp_path / "distilbert")
+    for words, message in {
+        ("text", "--model", other): "expected a model of type bert, camembert, roberta",
+        ("text", "--model", bert, "--adapter", "lora"): "--adapter lora cannot store its layer",
+        ("image", "--model", vit): "invalid choice: 'mean'",
+    }.items():
+        failed = cli(*words, "--dataset", reviews, "--head", "mean", "--dry_run")
+        assert failed.status == 2
+        assert message in failed.stderr
+
+
 @pytest.mark.contract("E3")
 def test_the_frozen_encoder_is_a_baseline(still_run: finetune.Run) -> None:
     """It is a logistic regression of the means of the last states, scored on the test rows."""
