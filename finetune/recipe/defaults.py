@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 _RATES = ((30, 1e-4), (150, 3e-5), (math.inf, 1e-5))
 _ADAPTER_FACTOR = 10  # Schulman et al., "LoRA Without Regret", 2025
 _HEAD_ONLY_RATE = 1e-3
-_MEAN_FACTOR = 0.5  # of a head that starts from the mean of the last states
+#: With fewer training rows, or fewer than :data:`_MIN_ROWS_OF_CLASS` a class, the mean of the last
+#: states is a better start than the first state; and the learning rate is multiplied.
+_ROWS_OF_PROBE, _MEAN_FACTOR = 500, 0.5
 _STEP_ROWS = 32
 #: With fewer rows, an epoch of such steps has one or two, or none.
 _BATCH, _MIN_ROWS_OF_BATCH, _SMALL_BATCH = "global_batch_size", 96, 8
@@ -106,9 +108,12 @@ def choose_head(recipe: Any) -> str:
     if head != "probe" or recipe.head is not None or not mean_layer.can_have(recipe.model_config):
         return head
     others = (recipe.adapter, recipe.freeze, recipe.teacher)  # which it was not measured with
-    if recipe.kind.has_one_class and not any(others) and _has_few_rows(recipe):
-        return "mean"
-    return "probe"
+    if not recipe.kind.has_one_class or any(others):
+        return "probe"
+    is_few = len(recipe.splits["train"]) < max(
+        _ROWS_OF_PROBE, _MIN_ROWS_OF_CLASS * recipe.kind.width
+    )
+    return "mean" if is_few else "probe"
 
 
 def _may_use_validation_rows(recipe: Any, values: Mapping[str, Any]) -> bool:
