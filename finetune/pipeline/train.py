@@ -271,7 +271,8 @@ def _build_trainer(
     prepared: Prepared, scored_run: ScoredRun | None = None
 ) -> tuple[Trainer, Recipe]:
     """Build the trainer, which reports its logs as events and does not print them. That of a second
-    training has all rows, but the head and the weights of the first.
+    training has all rows, but the weights of classes of the first, and its head unless this reads
+    the mean.
 
     Returns:
         The trainer, and the recipe, without thresholds if the model has no bias to store them in.
@@ -288,6 +289,8 @@ def _build_trainer(
     trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
     _emit_logs(trainer)
     assert trainer.model is not None
+    if scored_run is not None and load_model is None:
+        probe.add_validation_rows(recipe, trainer.model, trainer.args)
     if has_adapter(recipe) and not hasattr(trainer.model, "merge_adapter"):
         raise UserError("--adapter lora: adapt() of the recipe must return super().adapt(...)")
     has_bias = False

@@ -110,21 +110,23 @@ def test_the_head_starts_from_logistic_regression(still_run: finetune.Run) -> No
 
 
 @pytest.mark.contract("G5")
-@pytest.mark.parametrize("final_epochs", [0, 1])
+@pytest.mark.parametrize("more", [{}, {"final_epochs": 1}, {"refit": True}])
 def test_where_rows_are_few_the_head_starts_from_the_mean_of_the_states(
-    final_epochs: int, reviews: Path, pretrained_bert: Path, trained: Trained
+    more: dict[str, Any], reviews: Path, pretrained_bert: Path, trained: Trained
 ) -> None:
     """The model is one of the library with one more layer. Its outputs are those of scikit-learn's
     regression of the states of the base, which are averaged here: of the training rows, and before
-    the final epochs of the validation rows, too.
+    the final epochs or a refit of the validation rows, too.
     """
-    options = dict(dataset=str(reviews), model=str(pretrained_bert), final_epochs=final_epochs)
-    run = trained(f"mean-{final_epochs}", "text", **options, **STILL)
+    name = "-".join(["mean", *more])
+    options = dict(dataset=str(reviews), model=str(pretrained_bert))
+    run = trained(name, "text", **options, **STILL, **more)
+    directory = run.path / "refit" if "refit" in more else run.path
     base = AutoModel.from_pretrained(pretrained_bert).eval()
-    model = AutoModelForSequenceClassification.from_pretrained(run.path).eval()
+    model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
     assert model.config.num_hidden_layers == base.config.num_hidden_layers + 1
     tokenizer = AutoTokenizer.from_pretrained(run.path)
-    parts = ["train", "validation"][: 1 + final_epochs]
+    parts = ["train", "validation"][: 1 + len(more)]
     means, read, outputs = [], [], []
     with torch.inference_mode():
         for text in (text for part in parts for text in run.recipe().splits[part]["text"]):
@@ -533,16 +535,18 @@ def test_memory_that_runs_out_before_the_training_names_what_helps(
 
 
 @pytest.mark.contract("G5", "D5")
+@pytest.mark.parametrize(("head", "rows"), [("probe", 96), ("mean", 173)])
 def test_a_resume_keeps_a_head_that_was_fitted(
-    reviews: Path, pretrained_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    head: str, rows: int,
+    reviews: Path, pretrained_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """A run that failed in step 31 ends with the weights of one that did not."""
     options: dict[str, Any] = dict(dataset=str(reviews), model=str(pretrained_bert), max_length=64)
     options |= dict(label_column="label", hidden_dropout=0.1, max_steps=60)
-    options |= dict(learning_rate=1e-4, save_steps=30, eval_steps=30)
+    options |= dict(learning_rate=1e-4, save_steps=30, eval_steps=30, head=head)
     runs = [tmp_path / "whole", tmp_path / "resumed"]
     whole = finetune.train(str(FAULTY), output_dir=str(runs[0]), **options)
-    assert any("logistic regression of 96 rows" in note for note in whole.manifest.data.notes)
+    assert any(f"logistic regression of {rows} rows" in note for note in whole.manifest.data.notes)
     monkeypatch.setenv("FAULT", "step 31,raise")
     with pytest.raises(ValueError, match="broken at step 31"):
         finetune.train(str(FAULTY), output_dir=str(runs[1]), **options)
