@@ -12,6 +12,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from finetune.models import loaded_weights
+from finetune.models.pretrained import FRESH_HEAD
 
 #: Families whose layers add, then normalize, and whose head is a linear layer, tanh, and the last
 #: layer, of the first state.
@@ -51,5 +52,6 @@ def append(model: PreTrainedModel) -> PreTrainedModel:
         attention.value.weight.fill_diagonal_(1)
         after_attention.weight.fill_diagonal_(_SHARE)
         head.dense.weight.fill_diagonal_(1)
-    setattr(longer, loaded_weights.ATTRIBUTE, loaded_weights.get(model))
+    for name in (loaded_weights.ATTRIBUTE, FRESH_HEAD):
+        setattr(longer, name, getattr(model, name, None))
     return longer

@@ -34,7 +34,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from finetune.data import embedded
 from finetune.errors import UserError, first_line
-from finetune.models import families, head, layers, loaded_weights, mean_layer
+from finetune.models import families, head, layers, loaded_weights
 from finetune.runtime import hub
 
 #: The values of ``problem_type`` in ``transformers``.
@@ -171,7 +171,6 @@ def load_classifier(
     attention_dropout: float | None = None,
     pad_token_id: int | None = None,
     layer_count: int | None = None,
-    reads_mean: bool = False,
     is_run: bool = False,
 ) -> PreTrainedModel:
     """Return a model with a classification head, in fp32 regardless of the checkpoint's dtype.
@@ -188,8 +187,6 @@ def load_classifier(
         pad_token_id: The token that pads batches; decoders find the end of a text by it. None for
             that of the configuration.
         layer_count: How many layers to keep, see :func:`finetune.models.layers.cut`; None for all.
-        reads_mean: Whether a new head of a pretrained base reads the mean of the last states, see
-            :func:`finetune.models.mean_layer.append`.
         is_run: Whether it is the directory of a run, which must have all weights.
 
     Raises:
@@ -233,8 +230,6 @@ def load_classifier(
                 std = getattr(config, "initializer_range", 0.02)
                 torch.nn.init.normal_(layer.weight, std=std)
     classifier = layers.cut(classifier, layer_count)
-    if reads_mean and order is None and is_pretrained(classifier):
-        classifier = mean_layer.append(classifier)
     setattr(classifier, FRESH_HEAD, order is None)
     # DDP would wait for gradients of weights that the head does not use
     unused = families.UNUSED.get(config.model_type, ())

@@ -198,7 +198,6 @@ class TextRecipe(Recipe, TextOptions):
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.pretrained import load_classifier
-        from finetune.recipe.defaults import choose_head
 
         return load_classifier(
             self.model,
@@ -209,7 +208,6 @@ class TextRecipe(Recipe, TextOptions):
             attention_dropout=self.attention_dropout,
             pad_token_id=self.processing_class().pad_token_id,
             layer_count=self.layers,
-            reads_mean=choose_head(self) == "mean",
         )
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:

@@ -547,6 +547,8 @@ def test_a_resume_keeps_a_head_that_was_fitted(
     runs = [tmp_path / "whole", tmp_path / "resumed"]
     whole = finetune.train(str(FAULTY), output_dir=str(runs[0]), **options)
     assert any(f"logistic regression of {rows} rows" in note for note in whole.manifest.data.notes)
+    baseline = FROZEN if rows == 173 else f"{FROZEN} ({rows} rows)"
+    assert baseline in whole.metrics.baseline
     monkeypatch.setenv("FAULT", "step 31,raise")
     with pytest.raises(ValueError, match="broken at step 31"):
         finetune.train(str(FAULTY), output_dir=str(runs[1]), **options)
