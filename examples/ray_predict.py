@@ -45,7 +45,9 @@ class AddPredictions:
             column_type = self.types.get(column, pa.float64())
             while column in batch.column_names:  # as `predict` does
                 column = f"predicted {column}"
-            batch = batch.append_column(column, pa.array(values, column_type, from_pandas=True))
+            batch = batch.append_column(
+                column, pa.array(values.astype(object), column_type, from_pandas=True)
+            )
         return batch
 
 
