@@ -141,6 +141,7 @@ def test_most_suspected_entities_are_damaged(
     assert f"{is_suspected.sum()} contradict the label" in page
 
 
+@pytest.mark.contract("E9", "C8", "E12")
 def test_an_edited_list_of_entities_is_applied(
     damaged_run: finetune.Run, damaged: Path, right: list[Sentence], tmp_path: Path
 ) -> None:
@@ -181,7 +182,10 @@ def test_an_edited_list_of_entities_is_applied(
 #: Changes of the first line with a label, and fragments of the message.
 EDITS: dict[str, tuple[dict[str, str], list[str]]] = {
     "text of another row": ({"text": "OTHER", "new_label": "[]"}, ["'text' is that of another"]),
-    "unknown type": ({"new_label": '[[0, 3, "drink"]]'}, ["no label 'drink'", "dish, 'place"[:4]]),
+    "unknown type": (
+        {"new_label": '[[0, 3, "drink"]]'},
+        ["no label 'drink'", "(labels: 'dish', 'place')"],
+    ),
     "inside a word": ({"new_label": '[[0, 2, "dish"]]'}, ["inside a word", "[0, 2, 'dish']"]),
     "overlap": ({"new_label": '[[0, 3, "dish"], [0, 11, "dish"]]'}, ["overlap"]),
     "no list": ({"new_label": "dish"}, ["JSON list of [start, end, type]", "'dish'"]),
