@@ -136,7 +136,7 @@ def _find_changes(
     is_same = texts == pairs["label_text"]
     is_tagged = targets.is_tagged(train)
     if is_tagged:
-        is_alike = pd.Series(map(_has_spans, texts, pairs["label_text"]), dtype=bool)
+        is_alike = pd.Series(list(map(_has_spans, texts, pairs["label_text"])), dtype=bool)
     else:
         normalized = pairs["label_text"].map(_normalize_label)
         is_alike = texts.map(_normalize_label, "ignore") == normalized

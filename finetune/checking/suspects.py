@@ -169,7 +169,8 @@ def _entity_mistake(
         cells.append(tags.spans_text(spans))
         quoted |= dict.fromkeys(f"'{text[start:end]}'" for start, end, _ in spans)
     why = f"{reason}: {mistake.kind}, {', '.join(quoted)}"
-    return Mistake(mistake.row, *cells, round(mistake.confidence, 4), why)
+    label, suggested = cells
+    return Mistake(mistake.row, label, suggested, round(mistake.confidence, 4), why)
 
 
 def write_mistakes(

@@ -87,7 +87,7 @@ def encode(
 
     def compute(numbers: np.ndarray) -> tuple[np.ndarray, ...]:
         batch = collate([dict(rows[int(number)]) for number in numbers])
-        labels = batch.pop("labels", None)
+        labels: Any = batch.pop("labels", None)
         batch = {name: value.to(device) for name, value in batch.items()}
         with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             outputs = classifier(**batch)["logits"].float()

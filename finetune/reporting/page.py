@@ -133,7 +133,7 @@ def _label_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
 def _probability_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
     statistics = run.statistics
     calibration = statistics.calibration
-    curves = []
+    curves: list[Any] = []
     sentence = "Of predicted entities, whose probability is the mean of their words. "
     if rows.kind == "classes":
         curves = plots.ranking(rows, statistics.classes or {})
@@ -252,7 +252,7 @@ def _error_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[A
     confidence = confidence.sort_values(ascending=False, kind="stable")
     probabilities: dict[Any, float] = confidence.head(_MAX_MISTAKES).to_dict()
     suspects = suspicion(run, rows)
-    suspected = set()
+    suspected: set[int] = set()
     if suspects is not None:
         suspected = {rows.mistakes[number].row for number in suspects.rows}
     lines = []

@@ -179,12 +179,12 @@ def entity_slices(
     parts: list[dict[str, Any]] = []
     for slice_of_row in _slice_names(tokens, table):
         sums = pd.DataFrame(np.stack(counts, axis=1)).groupby(slice_of_row.to_numpy(), sort=False)
-        for name, row in sums.sum().iterrows():
+        for part, row in sums.sum().iterrows():
             entities = int(row[1])
             if _MIN_IN_SLICE <= entities < len(rows.labels):
                 scores = score_counts(*row.to_numpy()[:, None])
                 first = {score: values[0] for score, values in scores.items()}
-                parts.append(describe(str(name), entities, first))
+                parts.append(describe(str(part), entities, first))
     return known + sorted(parts, key=lambda facts: float(facts["f1"]["value"]))[:most]
 
 
