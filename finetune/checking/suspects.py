@@ -163,7 +163,8 @@ def _entity_mistake(
 ) -> Mistake:
     """Return a mistake in entities, whose places are characters of the texts."""
     text = texts.iloc[mistake.row]
-    cells, quoted = [], {}
+    cells = []
+    quoted: dict[str, None] = {}
     for entities in (mistake.labels, mistake.predicted):
         spans = [(start, end, names[kind]) for start, end, kind in entities]
         cells.append(tags.spans_text(spans))

@@ -131,7 +131,8 @@ def _fit(
     rows = recipe.prepared["validation"].select(validation_rows)
     documents = encoding.documents_of(rows)
     count = len(rows)
-    outputs = _by_document(recipe, rows, linear(validation.head_inputs).astype(np.float32))
+    outputs = linear(validation.head_inputs).astype(np.float32)
+    outputs = _by_document(recipe, rows, outputs, getattr(recipe, "pooling", "mean"))
     if recipe.labels_words:
         labels = words.labels_of(rows)
     if documents is not None:
@@ -221,19 +222,17 @@ def _read_targets(recipe: Recipe, split: str, numbers: np.ndarray) -> np.ndarray
     """Return the targets of some prepared rows of a split, or those of the words in them."""
     if recipe.labels_words:
         return words.tags_of(recipe.prepared[split].select(numbers))
-    return steps.read_labels(recipe.prepared[split])[numbers]
+    return np.asarray(steps.read_labels(recipe.prepared[split])[numbers])
 
 
-def _by_document(
-    recipe: Recipe, rows: Dataset, outputs: np.ndarray, pooling: str | None = None
-) -> np.ndarray:
+def _by_document(recipe: Recipe, rows: Dataset, outputs: np.ndarray, pooling: str) -> np.ndarray:
     """Return outputs for prepared rows as an evaluation has them, see ``Task.scored``.
 
     Args:
         recipe: The recipe.
         rows: The prepared rows, in the order of their documents.
         outputs: Of each row, or of each of their labelled words.
-        pooling: Of the windows of a text; None for that of the recipe.
+        pooling: Of the windows of a text.
     """
     documents = encoding.documents_of(rows)
     if recipe.labels_words:
@@ -243,7 +242,7 @@ def _by_document(
         return places
     if documents is None:
         return outputs.astype(np.float32)
-    return encoding.pooled(outputs, documents, pooling or getattr(recipe, "pooling", "mean"))
+    return encoding.pooled(outputs, documents, pooling)
 
 
 class _Encoder:

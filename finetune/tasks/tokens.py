@@ -171,7 +171,7 @@ class Tokens(Task[ScoredEntities]):
 
     def _confidence(self, outputs: np.ndarray) -> np.ndarray:
         """Return the probability of each predicted tag, shape ``(places,)``."""
-        return decoding.probabilities(outputs, self.function).max(axis=1, initial=0)
+        return np.asarray(decoding.probabilities(outputs, self.function).max(axis=1, initial=0))
 
     def _spans(
         self,
