@@ -160,14 +160,15 @@ def _flat_columns(run: Run) -> pd.DataFrame:
     """Return the user's columns by which rows may be sliced."""
     user = without_bytes(run.user_rows)
     flat = user.select([field.name for field in user.schema if not pa.types.is_nested(field.type)])
-    return flat.to_pandas()
+    frame: pd.DataFrame = flat.to_pandas()
+    return frame
 
 
 def _entity_slice_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[Any]:
     if SEEN not in table:  # of an older version
         return []
     slices = mistakes.entity_slices(
-        rows, table[SEEN], table.get("tokens"), _flat_columns(run), _MAX_SLICES
+        rows, table[SEEN].tolist(), table.get("tokens"), _flat_columns(run), _MAX_SLICES
     )
     scores = ["precision", "recall", "f1"]
     cells = []
