@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from finetune.models import head
+from finetune.models import head, mean_layer
 from tests.conftest import ROOT
 from tests.families import build
 from tests.warm import Servers
@@ -32,6 +32,23 @@ def outputs(model: Any) -> torch.Tensor:
     with torch.no_grad():
         logits: torch.Tensor = model(input_ids=INPUT_IDS)["logits"]
     return logits
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_one_more_layer_returns_the_mean_of_the_states_without_padding(family: str) -> None:
+    model = tiny(family, 3)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    ids = INPUT_IDS[:2] * mask
+    longer: Any = mean_layer.append(model).eval()
+    layers = model.config.num_hidden_layers
+    assert [layers, longer.config.num_hidden_layers] == [2, 3]
+    with torch.no_grad():
+        states = model.base_model(ids, mask).last_hidden_state
+        first = longer.base_model(ids, mask).last_hidden_state[:, 0]
+    for row, length in enumerate((5, 3)):
+        mean = states[row, :length].mean(dim=0)
+        expected = (mean - mean.mean()) / mean.std(correction=0)
+        assert first[row] == pytest.approx(expected, abs=0.1)
 
 
 @pytest.mark.parametrize("width", [1, 2])
@@ -115,7 +132,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from finetune.models import head
+from finetune.models import head, mean_layer
 
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (2,))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import shorten
 from types import MethodType
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -237,6 +237,18 @@ def load_classifier(
         if name.startswith(unused):
             parameter.requires_grad_(False)
     return classifier
+
+
+def is_pretrained(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
+    """Return whether the weights of the base model have been trained.
+
+    A new model of ``transformers`` has norms whose scales are all 1 and biases that are all 0.
+    """
+    base = getattr(model, getattr(model, "base_model_prefix", ""), None)
+    if not isinstance(model, PreTrainedModel) or not isinstance(base, torch.nn.Module):
+        return False
+    vectors = [weight for weight in base.parameters() if weight.dim() == 1 and len(weight) > 1]
+    return any(bool((weight != weight[0]).any()) for weight in vectors)
 
 
 def save_own_names(model: torch.nn.Module) -> None:

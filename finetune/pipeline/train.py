@@ -41,7 +41,7 @@ from finetune.pipeline.events import Finished, Logged, Progress, Started, emit, 
 from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
 from finetune.pipeline.refit import ScoredRun
 from finetune.pipeline.time_limit import UNEVALUATED, fit_epochs
-from finetune.recipe import Recipe, teacher
+from finetune.recipe import Recipe, probe, teacher
 from finetune.recipe.run import Run
 from finetune.reporting.tracking import Trackers, tracking
 from finetune.runs import checkpoints
@@ -271,7 +271,8 @@ def _build_trainer(
     prepared: Prepared, scored_run: ScoredRun | None = None
 ) -> tuple[Trainer, Recipe]:
     """Build the trainer, which reports its logs as events and does not print them. That of a second
-    training has all rows, but the head and the weights of the first.
+    training has all rows, but the weights of classes of the first, and its head unless this reads
+    the mean.
 
     Returns:
         The trainer, and the recipe, without thresholds if the model has no bias to store them in.
@@ -288,6 +289,8 @@ def _build_trainer(
     trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
     _emit_logs(trainer)
     assert trainer.model is not None
+    if scored_run is not None and load_model is None:
+        probe.add_validation_rows(recipe, trainer.model, trainer.args)
     if has_adapter(recipe) and not hasattr(trainer.model, "merge_adapter"):
         raise UserError("--adapter lora: adapt() of the recipe must return super().adapt(...)")
     has_bias = False
@@ -382,6 +385,8 @@ def _train_and_predict(
                 layer.load_state_dict(weights)
             is_final = True
             started = time.perf_counter()
+            assert trainer.model is not None
+            probe.add_validation_rows(recipe, trainer.model, trainer.args)
             _train_final_epochs(trainer, final_recipe)
             seconds = outcome["train_seconds"] + time.perf_counter() - started
             outcome |= {"train_seconds": round(seconds, 2), "finished": _now()}

@@ -124,7 +124,12 @@ class Recipe(RecipeOptions):
 
     def resolved_options(self) -> dict[str, Any]:
         """Return the options by name, with the values that follow from data and model."""
-        return {option.name: getattr(self, option.name) for option in dataclasses.fields(self)}
+        from finetune.recipe.defaults import choose_head
+
+        options = {option.name: getattr(self, option.name) for option in dataclasses.fields(self)}
+        if "head" in options:
+            options["head"] = choose_head(self)
+        return options
 
     def note(self, sentence: str) -> None:
         """Add a fact to the report, for the start block and ``run.json``."""
@@ -290,13 +295,19 @@ class Recipe(RecipeOptions):
         }
 
     def new_model(self) -> torch.nn.Module:
-        """Return :meth:`build_model` for the labels of the data, and note what was not loaded."""
+        """Return :meth:`build_model` for the labels of the data, with one more layer if a new head
+        reads the mean, and note what was not loaded.
+        """
         from transformers import PreTrainedModel
 
-        from finetune.models import loaded_weights
+        from finetune.models import loaded_weights, mean_layer, pretrained
+        from finetune.recipe.defaults import choose_head
 
         if (model := self.build_model(self.labels)) is None:
             raise UserError("build_model() returned None: return the model")
+        has_new_head = getattr(model, pretrained.FRESH_HEAD, False)
+        if choose_head(self) == "mean" and has_new_head and pretrained.is_pretrained(model):
+            model = mean_layer.append(model)
         if isinstance(model, PreTrainedModel):
             model.config.problem_type = self.kind.problem_type
         for sentence in loaded_weights.get(model).notes():

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _RATES = ((30, 1e-4), (150, 3e-5), (math.inf, 1e-5))
 _ADAPTER_FACTOR = 10  # Schulman et al., "LoRA Without Regret", 2025
 _HEAD_ONLY_RATE = 1e-3
+#: With fewer training rows, or fewer than :data:`_MIN_ROWS_OF_CLASS` a class, the mean of the last
+#: states is a better start than the first state; and the learning rate is multiplied.
+_ROWS_OF_PROBE, _MEAN_FACTOR = 500, 0.5
 _STEP_ROWS = 32
 #: With fewer rows, an epoch of such steps has one or two, or none.
 _BATCH, _MIN_ROWS_OF_BATCH, _SMALL_BATCH = "global_batch_size", 96, 8
@@ -52,6 +55,8 @@ def _resolve(recipe: Any, step_rows: int) -> dict[str, Any]:
         rate *= _ADAPTER_FACTOR
     if recipe.freeze == "base":
         rate = _HEAD_ONLY_RATE
+    elif choose_head(recipe) == "mean":
+        rate *= _MEAN_FACTOR
     steps = _STEPS + _STEPS_OF_OUTPUT * recipe.kind.width
     epochs = min(max(math.ceil(steps * step_rows / rows), _MIN_EPOCHS), _MAX_EPOCHS)
     epochs = max(epochs, math.ceil(MIN_STEPS / max(1, rows // step_rows)))
@@ -88,6 +93,27 @@ def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
         if values.get(_FINAL) is None and _may_use_validation_rows(recipe, values):
             names.append(_FINAL)
     return names
+
+
+def choose_head(recipe: Any) -> str:
+    """Return the start of a new last layer: ``--head``, or if it is unset ``mean`` where rows are
+    few and the model can have it, else ``probe``; ``random`` if the recipe has no such option.
+
+    Args:
+        recipe: The recipe, whose rows are loaded.
+    """
+    from finetune.models import mean_layer
+
+    head: str = getattr(recipe, "head", "random") or "probe"
+    if head != "probe" or recipe.head is not None or not mean_layer.can_have(recipe.model_config):
+        return head
+    others = (recipe.adapter, recipe.freeze, recipe.teacher)  # which it was not measured with
+    if not recipe.kind.has_one_class or any(others):
+        return "probe"
+    is_few = len(recipe.splits["train"]) < max(
+        _ROWS_OF_PROBE, _MIN_ROWS_OF_CLASS * recipe.kind.width
+    )
+    return "mean" if is_few else "probe"
 
 
 def _may_use_validation_rows(recipe: Any, values: Mapping[str, Any]) -> bool:

@@ -124,8 +124,10 @@ class ModelOptions:
     layers: int | None = _model(
         None, "keep N layers of the base model, evenly spaced from first to last (unset: all)"
     )
-    head: Literal["probe", "random"] = _model(
-        "probe", "start of a new last layer: logistic or ridge regression of its inputs, or random"
+    head: Literal["probe", "mean", "random"] | None = _model(
+        None,
+        "start of a new last layer: linear model of its inputs (probe) or of the mean state (mean: "
+        "one more layer), or random (unset: mean where rows are few, else probe)",
     )
     teacher: str | None = _teacher(
         None, "runs or exports whose mean answers the model learns, too", "RUN,RUN"
@@ -186,6 +188,10 @@ class TextOptions(ModelOptions):
 @dataclasses.dataclass(kw_only=True)
 class ImageOptions(ModelOptions):
     """Options of image recipes: the image column and the augmentation."""
+
+    head: Literal["probe", "random"] | None = _model(
+        None, "start of a new last layer: a linear model of its inputs, or random (unset: probe)"
+    )
 
     image_column: str = _image("image", "column of images or paths")
     crop_scale: float = _image(0.5, "smallest share of the area that crops keep (1: no crops)")

@@ -140,8 +140,16 @@ class TextRecipe(Recipe, TextOptions):
         return {**options, "task": self.kind.name, "max_length": self.token_limit}
 
     def check(self) -> None:
-        from finetune.models import families
+        from finetune.models import families, mean_layer
 
+        if self.head == "mean" and not mean_layer.can_have(self.model_config):
+            found = "the model of build_model()"
+            if self.model_config is not None:
+                found = f"'{self.model_config.model_type}'"
+            raise UserError(
+                f"--head mean: expected a model of type {', '.join(mean_layer.FAMILIES)}, found "
+                f"{found}; use --head probe"
+            )
         limit = self.token_limit
         if limit < self.max_length:
             action = "truncated to them" if self.windows is None else "read in windows of them"

@@ -24,8 +24,9 @@ from transformers import EvalPrediction, PreTrainedModel
 from finetune.data import caches, digests, encoding, words
 from finetune.data.batches import DRAWN_FROM
 from finetune.models import families, head
-from finetune.models.pretrained import FRESH_HEAD
+from finetune.models.pretrained import FRESH_HEAD, is_pretrained
 from finetune.recipe import states
+from finetune.recipe.defaults import choose_head
 from finetune.recipe.states import States
 from finetune.runtime import activity, distributed, files, hardware
 from finetune.statistics import baselines
@@ -61,7 +62,7 @@ def start_head(
     Nothing happens with ``--head random``, if the head is continued, or if the base
     model has random weights.
     """
-    if getattr(recipe, "head", "random") != "probe" or not getattr(model, FRESH_HEAD, False):
+    if choose_head(recipe) == "random" or not getattr(model, FRESH_HEAD, False):
         return
     started = time.perf_counter()
 
@@ -89,7 +90,7 @@ def _fit(
     training rows then, and fine-tuning would start from that. It is also None if its inputs hardly
     differ by row, because its weights would be very large.
     """
-    if not states.is_pretrained(model):
+    if not is_pretrained(model):
         return None, ""
     encoder = _Encoder(recipe, model, arguments)
     task = recipe.kind
@@ -103,9 +104,7 @@ def _fit(
     if spread < _MIN_SPREAD * np.linalg.norm(features):
         return None, "random weights, because the inputs of the last layer hardly differ by row"
     targets = _read_targets(recipe, "train", numbers)
-    weights = recipe.weights
-    if arguments is not None and arguments.class_sampling == "balanced":
-        weights = task.class_weights("balanced", targets)
+    weights = _class_weights(recipe, arguments, targets)
     has_bias = head.last_linear(model, task.width).bias is not None
     fit = functools.partial(
         task.fit_linear, targets=targets, class_weights=weights, has_bias=has_bias
@@ -122,10 +121,11 @@ def _fit(
     name = f"{task.linear_model} of {len(numbers):,} rows"
     if weights is not None and task.label_kind == "labels" and name.startswith("ridge"):
         name += " without class weights"
-    if loss > LOSS_SHARE * constant_loss:
+    reads_mean = choose_head(recipe) == "mean"
+    if loss > LOSS_SHARE * constant_loss and not reads_mean:
         losses = f"its validation loss is {loss:.3g}, and {constant_loss:.3g} without inputs"
         return None, f"random weights, because {name} predicts little: {losses}"
-    if task.has_probabilities:
+    if task.has_probabilities and not reads_mean:
         training_loss = functools.partial(_loss, task, targets=targets)
         linear = linear.scaled_down(features, constant, training_loss)
     rows = recipe.prepared["validation"].select(validation_rows)
@@ -145,10 +145,63 @@ def _fit(
         outputs = (outputs + shift).astype(outputs.dtype)
     scores = recipe.compute_metrics(EvalPrediction(outputs, labels))
     score, value = next(iter(scores.items()), ("loss", loss))
-    return linear, (
-        f"{name}, {score} {value:.4f} on {count:,} validation rows; --head random starts "
-        "from random weights"
-    )
+    other = "--head random starts from random weights"
+    if reads_mean:
+        name = f"one more layer returns the mean of the last states, and {name}"
+        other = "--head probe reads the first state, without this layer"
+    return linear, f"{name}, {score} {value:.4f} on {count:,} validation rows; {other}"
+
+
+def add_validation_rows(
+    recipe: Recipe, model: torch.nn.Module, arguments: FinetuneArguments
+) -> None:
+    """Change a last layer that reads the mean, and is trained, as if its start had known the
+    validation rows: it becomes the linear model of training and validation rows, and what the
+    training changed. In place, on every process to the same weights; every process calls it.
+    """
+    task = recipe.kind
+    if choose_head(recipe) != "mean" or not task.has_probabilities:
+        return
+
+    def fit() -> tuple[np.ndarray, np.ndarray] | None:
+        torch.manual_seed(arguments.seed)  # as the training did: the same states are cached
+        base = recipe.new_model()
+        if not getattr(base, FRESH_HEAD, False) or not is_pretrained(base):
+            return None
+        encoder = _Encoder(recipe, base, arguments)
+        numbers = {
+            "train": _sample_rows(recipe, arguments),
+            "validation": np.arange(len(recipe.prepared["validation"])),
+        }
+        features, targets, models = [], [], []
+        for split, rows in numbers.items():
+            encoded = encoder.states(split, rows)
+            assert encoded is not None  # as at the start
+            features.append(encoded.head_inputs)
+            targets.append(steps.read_labels(recipe.prepared[split])[rows])
+            labels = np.concatenate(targets)
+            weights = _class_weights(recipe, arguments, labels)
+            models.append(task.fit_linear(np.concatenate(features), labels, weights, has_bias=True))
+        before, after = models
+        return after.weight - before.weight, after.bias - before.bias
+
+    with explained(arguments, "encoding rows for the head", _LESS_MEMORY):
+        changes = distributed.on_main_process(fit)
+    if changes is None:
+        return
+    layer = head.last_linear(model, task.width)
+    with torch.no_grad():
+        for weights, change in zip((layer.weight, layer.bias), changes, strict=True):
+            weights += torch.as_tensor(change, dtype=weights.dtype, device=weights.device)
+
+
+def _class_weights(
+    recipe: Recipe, arguments: FinetuneArguments | None, targets: np.ndarray
+) -> np.ndarray | None:
+    """Return the weights that a linear model of some training rows is fitted with."""
+    if arguments is not None and arguments.class_sampling == "balanced":
+        return recipe.kind.class_weights("balanced", targets)
+    return recipe.weights
 
 
 def _loss(task: Task[Any], outputs: np.ndarray, targets: np.ndarray) -> float:
@@ -171,8 +224,8 @@ def frozen_baseline(
     name = f"{baselines.FROZEN} + {task.linear_model}"
     try:
         torch.manual_seed(arguments.seed)  # as the training did: the same states may be cached
-        model = recipe.new_model()
-        if not states.is_pretrained(model):
+        model = recipe.with_values(head="probe").new_model()  # without a layer for the mean
+        if not is_pretrained(model):
             return
         encoder = _Encoder(recipe, model, arguments)
         numbers = _sample_rows(recipe, arguments)
@@ -201,6 +254,8 @@ def _sample_rows(recipe: Recipe, arguments: FinetuneArguments | None) -> np.ndar
         planned = arguments.max_steps * (arguments.global_batch_size or _STEP_ROWS)
     elif arguments is not None:
         planned = round(rows * arguments.num_train_epochs)  # type: ignore[operator]
+    if choose_head(recipe) == "mean":  # which the training changes little
+        return _draw(recipe, "train", _MAX_ROWS)
     most = _MAX_ROWS
     if recipe.labels_words:
         most = math.ceil(_MAX_WORDS / words.count_labelled(recipe.prepared["train"], ()).mean())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,18 +36,6 @@ class States:
 
     head_inputs: np.ndarray
     means: np.ndarray
-
-
-def is_pretrained(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
-    """Return whether the weights of the base model have been trained.
-
-    A new model of ``transformers`` has norms whose scales are all 1 and biases that are all 0.
-    """
-    base = getattr(model, getattr(model, "base_model_prefix", ""), None)
-    if not isinstance(model, PreTrainedModel) or not isinstance(base, torch.nn.Module):
-        return False
-    vectors = [weight for weight in base.parameters() if weight.dim() == 1 and len(weight) > 1]
-    return any(bool((weight != weight[0]).any()) for weight in vectors)
 
 
 def encode(

@@ -19,6 +19,7 @@ from PIL import Image as Picture
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.metrics import accuracy_score, f1_score, log_loss, r2_score
 from transformers import (
+    AutoModel,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
@@ -38,13 +39,14 @@ from tests.families import write as write_family
 
 #: A training that leaves the weights as they start, with enough epochs that all rows are encoded.
 STILL: dict[str, Any] = dict(learning_rate=1e-12, num_train_epochs=10, weight_decay=0.0)
+PROBE: dict[str, Any] = dict(STILL, head="probe")
 FROZEN = "frozen encoder + logistic regression"
 
 
 @pytest.fixture(scope="session")
 def still_run(trained: Trained, reviews: Path, pretrained_bert: Path) -> finetune.Run:
     """A run whose model is that of its start: the head is the probe."""
-    return trained("still", "text", dataset=str(reviews), model=str(pretrained_bert), **STILL)
+    return trained("still", "text", dataset=str(reviews), model=str(pretrained_bert), **PROBE)
 
 
 def states(run: finetune.Run, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -108,6 +110,45 @@ def test_the_head_starts_from_logistic_regression(still_run: finetune.Run) -> No
 
 
 @pytest.mark.contract("G5")
+@pytest.mark.parametrize("more", [{}, {"final_epochs": 1}, {"refit": True}])
+def test_where_rows_are_few_the_head_starts_from_the_mean_of_the_states(
+    more: dict[str, Any], reviews: Path, pretrained_bert: Path, trained: Trained
+) -> None:
+    """The model is one of the library with one more layer. Its outputs are those of scikit-learn's
+    regression of the states of the base, which are averaged here: of the training rows, and before
+    the final epochs or a refit of the validation rows, too.
+    """
+    name = "-".join(["mean", *more])
+    options = dict(dataset=str(reviews), model=str(pretrained_bert))
+    run = trained(name, "text", **options, **STILL, **more)
+    directory = run.path / "refit" if "refit" in more else run.path
+    base = AutoModel.from_pretrained(pretrained_bert).eval()
+    model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    assert model.config.num_hidden_layers == base.config.num_hidden_layers + 1
+    tokenizer = AutoTokenizer.from_pretrained(run.path)
+    parts = ["train", "validation"][: 1 + len(more)]
+    means, read, outputs = [], [], []
+    with torch.inference_mode():
+        for text in (text for part in parts for text in run.recipe().splits[part]["text"]):
+            batch = tokenizer(text, return_tensors="pt", truncation=True)
+            mean = base(**batch).last_hidden_state[0].mean(dim=0)
+            means.append(((mean - mean.mean()) / mean.std(correction=0)).numpy())
+            read.append(model.bert(**batch).last_hidden_state[0, 0].numpy())
+            outputs.append(np.diff(model(**batch).logits[0].numpy()).item())
+    assert np.abs(np.array(read) - np.array(means)).max() < 0.1
+    features = np.tanh(means)
+    true = np.concatenate([labels(run, part) for part in parts])
+    distances = []
+    for regression in regressions(scaled(features, features), true):
+        decisions = regression.decision_function(scaled(features, features))
+        distances.append(np.abs(decisions - outputs).max() / decisions.std())
+    assert min(distances) < 0.1
+    (note,) = (note for note in run.manifest.data.notes if note.startswith("head: "))
+    assert "one more layer returns the mean" in note
+    assert run.manifest.options["head"] == "mean"
+
+
+@pytest.mark.contract("G5")
 def test_the_head_of_many_classes_starts_with_the_score_of_its_note(
     pretrained_bert: Path, tmp_path: Path
 ) -> None:
@@ -145,6 +186,21 @@ def test_a_random_head_is_not_fitted(reviews: Path, pretrained_bert: Path, bert:
         assert not any(note.startswith("head: ") for note in recipe.notes)
 
 
+@pytest.mark.contract("G5", "F4")
+def test_a_head_that_cannot_read_the_mean_is_refused(
+    reviews: Path, tmp_path: Path, cli: Callable[..., Finished], vit: Path, bert: Path
+) -> None:
+    other = write_family("distilbert", tmp_path / "distilbert")
+    for words, message in {
+        ("text", "--model", other): "expected a model of type bert, camembert, roberta",
+        ("text", "--model", bert, "--adapter", "lora"): "--adapter lora cannot store its layer",
+        ("image", "--model", vit): "invalid choice: 'mean'",
+    }.items():
+        failed = cli(*words, "--dataset", reviews, "--head", "mean", "--dry_run")
+        assert failed.status == 2
+        assert message in failed.stderr
+
+
 @pytest.mark.contract("E3")
 def test_the_frozen_encoder_is_a_baseline(still_run: finetune.Run) -> None:
     """It is a logistic regression of the means of the last states, scored on the test rows."""
@@ -166,6 +222,16 @@ def test_the_frozen_encoder_is_a_baseline(still_run: finetune.Run) -> None:
     assert FROZEN in page
     is_better = still_run.statistics.differences[FROZEN]["f1"]["low"] > 0
     assert ("label more rows" in page) != is_better
+
+
+@pytest.mark.contract("E3")
+def test_the_frozen_encoder_of_a_short_training_has_few_rows(
+    reviews: Path, pretrained_bert: Path, trained: Trained
+) -> None:
+    """A tenth of the rows of two epochs, and its name says so."""
+    options = dict(dataset=str(reviews), model=str(pretrained_bert), head="probe")
+    run = trained("short", "text", num_train_epochs=2, **options)
+    assert f"{FROZEN} (35 rows)" in run.metrics.baseline
 
 
 @pytest.mark.contract("G5", "E3")
@@ -259,7 +325,7 @@ def text_pairs(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
     frame[["place", "text"]] = frame["text"].str.split(": ", expand=True)
     frame.to_csv(folder / "pairs.csv", index=False)
     options = dict(dataset=str(folder / "pairs.csv"), text_columns="place,text", max_length=64)
-    recipe = Text(model=str(pretrained_bert), **options)
+    recipe = Text(model=str(pretrained_bert), head="probe", **options)
     frame = frame.iloc[recipe.splits["train"]["_row"][:]]
     batches = encoded(pretrained_bert, frame["place"], frame["text"])
     return start(recipe, pretrained_bert, batches=batches)
@@ -267,9 +333,8 @@ def text_pairs(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
 
 def long_texts_in_windows(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
     """Windows of 16 tokens, which overlap by 4; the last one is full and ends with the text."""
-    recipe = Text(
-        dataset=str(reviews), model=str(pretrained_bert), long_texts="windows", max_length=16
-    )
+    options = dict(long_texts="windows", max_length=16)
+    recipe = Text(dataset=str(reviews), model=str(pretrained_bert), head="probe", **options)
     batches, targets = [], []
     for text, label in zip(*(recipe.splits["train"][n][:] for n in ("text", "label")), strict=True):
         (whole,) = encoded(pretrained_bert, [text])
@@ -323,7 +388,7 @@ def many_classes(folder: Path, reviews: Path, pretrained_bert: Path) -> Start:
     path = data.write_csv(folder / "rows.csv", ["text", "label"], rows)
     options = dict(dataset=str(path), max_length=16, hidden_dropout=0.0, attention_dropout=0.0)
     weights = {name.upper(): 1 + 8 * (number % 2) for number, name in enumerate(names)}
-    recipe = Text(model=str(model), class_weights=weights, **options)
+    recipe = Text(model=str(model), head="probe", class_weights=weights, **options)
     return start(recipe, model, batches=encoded(model, recipe.splits["train"]["text"][:]))
 
 
@@ -480,16 +545,18 @@ def test_memory_that_runs_out_before_the_training_names_what_helps(
 
 
 @pytest.mark.contract("G5", "D5")
+@pytest.mark.parametrize(("head", "rows"), [("probe", 96), ("mean", 173)])
 def test_a_resume_keeps_a_head_that_was_fitted(
-    reviews: Path, pretrained_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    head: str, rows: int,
+    reviews: Path, pretrained_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """A run that failed in step 31 ends with the weights of one that did not."""
     options: dict[str, Any] = dict(dataset=str(reviews), model=str(pretrained_bert), max_length=64)
     options |= dict(label_column="label", hidden_dropout=0.1, max_steps=60)
-    options |= dict(learning_rate=1e-4, save_steps=30, eval_steps=30)
+    options |= dict(learning_rate=1e-4, save_steps=30, eval_steps=30, head=head)
     runs = [tmp_path / "whole", tmp_path / "resumed"]
     whole = finetune.train(str(FAULTY), output_dir=str(runs[0]), **options)
-    assert any("logistic regression of 96 rows" in note for note in whole.manifest.data.notes)
+    assert any(f"logistic regression of {rows} rows" in note for note in whole.manifest.data.notes)
     monkeypatch.setenv("FAULT", "step 31,raise")
     with pytest.raises(ValueError, match="broken at step 31"):
         finetune.train(str(FAULTY), output_dir=str(runs[1]), **options)
@@ -501,7 +568,7 @@ def test_a_resume_keeps_a_head_that_was_fitted(
 # ---- unset rates, epochs and warm-up -------------------------------------------------------------
 
 #: Learning rate, epochs and warm-up of 173 training rows in steps of 32 on a small model.
-SMALL = (1e-4, 20.0, 0.1)
+SMALL = (5e-5, 20.0, 0.1)
 
 
 def schedule(recipe: finetune.TextRecipe, **options: Any) -> tuple[Any, ...]:
@@ -521,7 +588,8 @@ def test_unset_rates_follow_rows_and_model(reviews: Path, bert: Path) -> None:
     assert schedule(text()) == SMALL
     assert schedule(text(), learning_rate=None) == SMALL
     assert schedule(text(), learning_rate=5e-4) == (5e-4, *SMALL[1:])
-    assert schedule(text(), num_train_epochs=2, warmup_steps=0) == (1e-4, 2, 0)
+    assert schedule(text(), num_train_epochs=2, warmup_steps=0) == (5e-5, 2, 0)
+    assert schedule(text(head="probe"))[0] == pytest.approx(1e-4)
     assert schedule(text(adapter="lora"))[0] == pytest.approx(1e-3)
     assert schedule(text(freeze="base"))[0] == pytest.approx(1e-3)
     assert schedule(text(), global_batch_size=16)[1] == 11  # (100 + 5 * 2) * 16 / 173
@@ -568,7 +636,7 @@ def test_unset_rates_are_printed_with_the_reason(
     words = flags(dataset=reviews, model=bert, output_dir=tmp_path / "run", max_length=64)
     output = cli("text", *words, "--dry_run").succeeded().output
     assert (
-        "learning_rate 0.0001, num_train_epochs 20, warmup_steps 0.1: chosen for 173 rows" in output
+        "learning_rate 5e-05, num_train_epochs 20, warmup_steps 0.1: chosen for 173 rows" in output
     )
     typed = cli("text", *words, "--dry_run", "--learning_rate", "0.002").succeeded().output
     assert "num_train_epochs 20, warmup_steps 0.1: chosen for 173 rows" in typed
@@ -640,7 +708,8 @@ def test_a_head_whose_inputs_say_nothing_stays_random(
     frame = pd.DataFrame({"text": [f"row {number}" for number in range(120)]})
     frame["label"] = np.random.default_rng(0).choice(["a", "b"], len(frame))
     frame.to_csv(tmp_path / "rows.csv", index=False)
-    recipe = Text(dataset=str(tmp_path / "rows.csv"), model=str(pretrained_bert), max_length=64)
+    options = dict(model=str(pretrained_bert), head="probe", max_length=64)
+    recipe = Text(dataset=str(tmp_path / "rows.csv"), **options)
     recipe.trainer(precision="fp32", disable_tqdm=True, output_dir="unused")
     (note,) = (note for note in recipe.notes if note.startswith("head: "))
     assert "random weights, because logistic regression" in note
@@ -649,7 +718,8 @@ def test_a_head_whose_inputs_say_nothing_stays_random(
 @pytest.mark.contract("G5", "G6")
 def test_a_head_whose_inputs_hardly_differ_stays_random(reviews: Path) -> None:
     """A linear model of them would have very large weights, and the layer such gradients."""
-    recipe = Text(dataset=str(reviews), model="embedded:minilm", layers=1, max_length=64)
+    options: dict[str, Any] = dict(model="embedded:minilm", layers=1, head="probe", max_length=64)
+    recipe = Text(dataset=str(reviews), **options)
     trainer = recipe.trainer(precision="fp32", disable_tqdm=True, output_dir="unused")
     (note,) = (note for note in recipe.notes if note.startswith("head: "))
     assert "random weights, because the inputs of the last layer hardly differ" in note
@@ -677,7 +747,7 @@ def test_few_rows_keep_the_last_epoch(reviews: Path, bert: Path) -> None:
 def test_few_rows_end_with_the_validation_rows(reviews: Path, bert: Path, tmp_path: Path) -> None:
     """They are scored before. A run that was killed after its last checkpoint ends the same."""
     options: dict[str, Any] = dict(dataset=str(reviews), model=str(bert), max_length=64)
-    options |= dict(global_batch_size=64, precision="fp32", disable_tqdm=True)
+    options |= dict(global_batch_size=64, precision="fp32", disable_tqdm=True, learning_rate=1e-4)
     default = finetune.train("text", **options, output_dir=str(tmp_path / "default"))
     without = finetune.train("text", **options, output_dir=str(tmp_path / "0"), final_epochs=0)
     assert any(note.startswith("final_epochs 3: ") for note in default.manifest.data.notes)

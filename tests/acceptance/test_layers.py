@@ -115,7 +115,7 @@ def test_the_default_learning_rate_is_for_the_layers_that_are_kept(
     AutoConfig.for_model("bert").save_pretrained(base)
     rates = []
     for layers in (None, 3):
-        recipe = Text(dataset=str(reviews), model=str(base), layers=layers)
+        recipe = Text(dataset=str(reviews), model=str(base), layers=layers, head="probe")
         rates.append(recipe.training_defaults({}, is_loaded=True)["learning_rate"])
     assert rates == [3e-5, 1e-4]
 

@@ -109,7 +109,10 @@ CASES: dict[str, dict[str, Any]] = {
     "rows that divide": dict(label_column="verdict", train_samples=96),
     "images": dict(recipe="image", max_length=None, dataset="photos", model="vit"),
     "adapter": dict(label_column="verdict", adapter="lora", lora_dora=True),
-    "probe": dict(label_column="is_long", task="single_label", **PROBED),
+    "probe": dict(label_column="is_long", task="single_label", head="probe", **PROBED),
+    "mean": dict(
+        label_column="is_long", task="single_label", head="mean", final_epochs=1, **PROBED
+    ),
     "words": dict(
         recipe="tokens", dataset="sentences", class_weights="balanced", max_length=20, stride=4
     ),
@@ -127,7 +130,17 @@ CASES: dict[str, dict[str, Any]] = {
 #: Cases for several processes: three processes train one of each task, and other kinds of steps.
 IN_TWO = [name for name in CASES if name not in ("weights, smoothed", "focal")]
 IN_THREE = ["single label", "weights", "multi label", "regression", "ordinal", "windows"]
-IN_THREE += ["tokens", "rows", "images", "probe", "words", "final epochs", "teacher", "refit"]
+IN_THREE += [
+    "tokens",
+    "rows",
+    "images",
+    "probe",
+    "mean",
+    "words",
+    "final epochs",
+    "teacher",
+    "refit",
+]
 #: Processes: accumulation steps. The reference is one process with one step.
 LAUNCHES = {1: 3, 2: 2, 3: 1}
 #: Extra cases at the end of each job; the last one fails and ends it.
