@@ -3,7 +3,7 @@
 A line of the file stands for all rows of its split with the same content (by digest) and label. So
 rows may move, and the file of another or a changed data set corrects nothing by mistake. Files are
 applied after the splits are made, so that a training with corrections has the same test rows as one
-without.
+without. Where words are labelled, a line has some entities of a row, and others instead of them.
 """
 
 import math
@@ -17,7 +17,7 @@ import pandas as pd
 from datasets import Dataset, DatasetDict, List
 
 from finetune.checking.suspects import label_text, read_suspects, row_digests, text_digest
-from finetune.data import targets
+from finetune.data import tags, targets
 from finetune.data.labels import list_names, parse_list, parse_number
 from finetune.data.read import existing
 from finetune.data.sources import Source
@@ -134,7 +134,12 @@ def _find_changes(
     is_gone = pairs["place"].notna() & pairs["label"].isna()  # left out by an earlier file
     texts = pairs["label"].map(partial(label_text, train), "ignore")
     is_same = texts == pairs["label_text"]
-    is_alike = texts.map(_normalize_label, "ignore") == pairs["label_text"].map(_normalize_label)
+    is_tagged = targets.is_tagged(train)
+    if is_tagged:
+        is_alike = pd.Series(list(map(_has_spans, texts, pairs["label_text"])), dtype=bool)
+    else:
+        normalized = pairs["label_text"].map(_normalize_label)
+        is_alike = texts.map(_normalize_label, "ignore") == normalized
     is_match = is_same | (is_alike & ~is_same.groupby(pairs["line"]).transform("any"))
     is_found = (is_match | is_gone).groupby(pairs["line"]).transform("any")
     unmatched = pairs[~is_found & ((pairs["new_label"] != "") | (flag == "--exclude"))]
@@ -146,8 +151,12 @@ def _find_changes(
         )
     changes: dict[Any, Any] = {}
     for row, requests in pairs[is_match].groupby("place"):
-        cell, *other_cells = requests["new_label"].unique()
-        if other_cells and flag == "--relabel":
+        cells = requests["new_label"].unique()
+        is_ambiguous = len(cells) > 1
+        if is_tagged:  # lines about the same entities; of none there may be several
+            changed = requests[requests["label_text"] != tags.NO_SPANS]
+            is_ambiguous = bool((changed.groupby("label_text")["new_label"].nunique() > 1).any())
+        if is_ambiguous and flag == "--relabel":
             mistakes.append(
                 f"{place(requests['line'])} stand for the same content and label: give them the "
                 "same 'new_label', or remove a line"
@@ -155,8 +164,10 @@ def _find_changes(
         try:
             if flag == "--exclude":
                 changes[row] = None
-            elif cell:
-                changes[row] = _parse_label(cell, train)
+            elif is_tagged and any(cells):
+                changes[row] = _correct_words(data["label"][row], requests, train)
+            elif cells[0]:
+                changes[row] = _parse_label(cells[0], train)
         except UserError as error:
             mistakes.append(f"{place(requests['line'].head(1))}: {error}")
     if mistakes:
@@ -174,6 +185,44 @@ def _normalize_label(label: str) -> str:
     text = label.strip().removeprefix("'").casefold()
     number = parse_number(text)
     return text if number is None else f"{number:.12g}"
+
+
+def _has_spans(label: Any, cell: str) -> bool:
+    """Return whether a label, if there is one, has all entities of a cell."""
+    try:
+        return isinstance(label, str) and set(_spans(cell)) <= set(_spans(label))
+    except UserError:
+        return False
+
+
+def _spans(cell: str) -> list[tags.Span]:
+    """Return start, end and type of the entities in a cell."""
+    values = parse_list(cell)
+    try:
+        if values is not None:
+            return list(map(tags.split_span, values))
+    except tags.Invalid:
+        pass
+    raise UserError(
+        f"expected a JSON list of [start, end, type] in 'new_label', {tags.NO_SPANS} for no "
+        f"entity, or {DROP} to leave the row out, found {cell!r}"
+    )
+
+
+def _correct_words(words: Any, requests: pd.DataFrame, rows: Dataset) -> Any:
+    """Return the words of a row with the entities of ``new_label`` instead of those of ``label``;
+    None for ``drop``.
+    """
+    names = targets.class_names(rows)
+    edited = requests[requests["new_label"] != ""]
+    if (edited["new_label"].str.strip() == DROP).any():
+        return None
+    spans = set(tags.spans_of(words, names))
+    for cell in edited["label_text"]:
+        spans -= set(_spans(cell))
+    for cell in edited["new_label"]:
+        spans |= set(_spans(cell))
+    return tags.with_spans(words, sorted(spans), names)
 
 
 def _class_ids(values: Sequence[Any], names: Sequence[str]) -> list[int]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict
 
-from finetune.checking import texts
+from finetune.checking import entities, texts
 from finetune.data import ROW, arrow, digests, encoding, targets, words
 from finetune.data.digests import drop_repeated
 from finetune.data.splits import Plan, build_index
@@ -112,7 +112,8 @@ def check_deep(
     plan: Plan,
     report: Findings,
 ) -> None:
-    """Report near duplicates, revealing words and columns, and suspected labels; takes minutes.
+    """Report near duplicates, revealing words and columns, and suspected labels, or entities that
+    contradict others; takes minutes.
 
     Args:
         source: All rows of the data.
@@ -136,6 +137,10 @@ def check_deep(
         if finding.name == "near_overlap" and plan.drop_overlap == "exact":
             report.add(replace(finding, fix="--drop_overlap near leaves them out"))
     texts.find_other_languages(rows, column, report)
+    if targets.is_tagged(rows):
+        activity.say("checking entities")
+        entities.check_entities(rows, report)
+        return
     if not isinstance(rows.features["label"], ClassLabel) or len(rows) < _MIN_ROWS_FOR_WORDS:
         limit = f"expected {_MIN_ROWS_FOR_WORDS} or more training rows with one class each"
         report.info(f"--deep did not check words and labels: {limit}", "deep")

@@ -8,15 +8,15 @@ import csv
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
 from datasets import Dataset
 
-from finetune.data import digests, targets
+from finetune.data import digests, tags, targets
 from finetune.data.prediction_columns import (
     DIGEST,
     cell_text,
@@ -31,7 +31,7 @@ from finetune.errors import Finding, Suspect, UserError
 from finetune.runtime.files import replacing
 from finetune.runtime.formats import escape_formula
 from finetune.statistics import mistakes
-from finetune.statistics.scored import ScoredRows
+from finetune.statistics.entities import EntityMistake
 
 FILE = "suspects.csv"
 COLUMNS = (
@@ -122,33 +122,80 @@ def _describe_rows(
     return lines
 
 
+class Mistake(NamedTuple):
+    """A wrong prediction of a test row, or a part of one; fields as in :data:`COLUMNS`."""
+
+    number: int  # the position of the row
+    label: str
+    suggested: str
+    probability: float
+    why: str
+
+
+def describe_mistakes(
+    rows: Any, suspected: Sequence[int], predictions: pd.DataFrame
+) -> Iterator[Mistake]:
+    """Yield the labels of test rows that may be wrong, then the most confident mistakes.
+
+    Args:
+        rows: The test rows with classes or entities, and their probabilities.
+        suspected: The positions of the rows, or of the mistakes, whose label may be wrong.
+        predictions: The columns that the toolkit adds to the test rows.
+    """
+    if rows.kind == "entities":
+        wrong: Sequence[int] = range(len(rows.mistakes))
+    else:
+        wrong = mistakes.most_confident(rows).tolist()
+    reasons = dict.fromkeys(suspected, "label may be wrong")
+    rest = [number for number in wrong if number not in reasons]
+    reasons |= dict.fromkeys(rest[:_MAX_MISTAKES], "confident mistake")
+    for number, reason in reasons.items():
+        if rows.kind == "entities":
+            yield _entity_mistake(rows.mistakes[number], reason, rows.names, predictions["text"])
+            continue
+        label, suggested = rows.names[rows.labels[number]], rows.names[rows.classes[number]]
+        probability = round(float(rows.summary.confidence[number]), 4)
+        yield Mistake(number, label, suggested, probability, reason)
+
+
+def _entity_mistake(
+    mistake: EntityMistake, reason: str, names: Sequence[str], texts: pd.Series
+) -> Mistake:
+    """Return a mistake in entities, whose places are characters of the texts."""
+    text = texts.iloc[mistake.row]
+    cells = []
+    quoted: dict[str, None] = {}
+    for entities in (mistake.labels, mistake.predicted):
+        spans = [(start, end, names[kind]) for start, end, kind in entities]
+        cells.append(tags.spans_text(spans))
+        quoted |= dict.fromkeys(f"'{text[start:end]}'" for start, end, _ in spans)
+    why = f"{reason}: {mistake.kind}, {', '.join(quoted)}"
+    label, suggested = cells
+    return Mistake(mistake.row, label, suggested, round(mistake.confidence, 4), why)
+
+
 def write_mistakes(
     path: Path,
     split: str,
     predictions: pd.DataFrame,
-    rows: ScoredRows,
-    suspected: Iterable[int],
+    mistakes: Iterable[Mistake],
     user_rows: pa.Table,
 ) -> bool:
-    """Write test rows whose label may be wrong, then the most confident mistakes of the model.
+    """Write wrong predictions of test rows.
 
     Args:
         path: The file to write, or to replace.
         split: The split that the test rows are from.
         predictions: The columns that the toolkit adds to the test rows.
-        rows: The test rows with labels and probabilities.
-        suspected: The positions of the rows whose label may be wrong.
+        mistakes: What is predicted wrong, in the order of the lines.
         user_rows: The columns of the data.
 
     Returns:
         Whether a row is suspicious; if not, no file is written.
     """
-    reasons = dict.fromkeys(suspected, "label may be wrong")
-    wrong = [row for row in mistakes.most_confident(rows).tolist() if row not in reasons]
-    reasons |= dict.fromkeys(wrong[:_MAX_MISTAKES], "confident mistake")
     user_rows = without_bytes(user_rows)
     lines = []
-    for number, reason in reasons.items():
+    for number, *mistake in mistakes:
         row = predictions.iloc[number]
         text = row.get("text")
         if text is None:  # an image
@@ -159,10 +206,7 @@ def write_mistakes(
             {
                 "split": split,
                 "text": text,
-                "label": rows.names[rows.labels[number]],
-                "suggested": rows.names[rows.classes[number]],
-                "probability": round(float(rows.summary.confidence[number]), 4),
-                "why": reason,
+                **dict(zip(Mistake._fields[1:], mistake, strict=True)),
                 "digest": digest,
                 "user": {name: user_rows[name][number].as_py() for name in user_rows.column_names},
             }
@@ -238,8 +282,7 @@ def label_text(rows: Dataset, label: Any) -> str:
     """Return a label as it is written in ``suspects.csv``."""
     names = targets.class_names(rows)
     if targets.is_tagged(rows):
-        tags = rows.features["label"].feature["tag"].names
-        return " ".join(tags[word["tag"]] for word in label)
+        return tags.spans_text(tags.spans_of(label, names))
     if targets.is_set(rows):
         return json.dumps([names[number] for number in label], ensure_ascii=False)
     return str(names[label] if names else label)

@@ -178,7 +178,6 @@ def drop_repeated(
     pairs = index.groupby("digest", sort=False)["pair"]
     is_contradiction = pairs.transform("min") != pairs.transform("max")
     has_classes = targets.are_classes(dataset["train"])
-    advice = EXCLUDE if targets.is_tagged(dataset["train"]) else RELABEL
     keep_first = plan.keep_contradictions == "first"
     keep_all = not (has_classes or keep_first)
     is_repeated = index.duplicated("pair" if keep_all else "digest")
@@ -194,7 +193,7 @@ def drop_repeated(
         texts = counted(contradictions["digest"].nunique(), column.removesuffix("s"))
         kind = "labels" if has_classes else "numbers"
         description = f"with the same {column} and different {kind} ({texts})"
-        fix = action if is_train else f"no model can be right on all of them; {advice}"
+        fix = action if is_train else f"no model can be right on all of them; {RELABEL}"
         report_part("contradictions", description, fix, contradictions, severity=severity)
         duplicates = rows[(is_repeated & (keep_all | ~is_contradiction))[rows.index]]
         fix = "left out, one of each is kept" if is_train else EXCLUDE

@@ -84,7 +84,7 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Findings) -> pd.DataFr
     index = index_rows(dataset, splits)
     labels: list[str] = []
     for name in splits:
-        labels += map(str, targets.values(dataset[name]))
+        labels += map(str, targets.comparable(dataset[name]))
     index["label"] = pd.factorize(np.array(labels, dtype=object))[0]
     column = plan.group_column or plan.time_column
     kind = "group" if plan.group_column else "time"

@@ -13,17 +13,19 @@ are ``O``, then ``B-TYPE`` and ``I-TYPE`` of each type. A scheme says how the da
 
 import bisect
 import itertools
+import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 
 from finetune.data import prediction_columns, targets, words
 from finetune.data.columns import describe_columns, require_columns
-from finetune.data.labels import natural_key, parse_list
+from finetune.data.labels import list_names, natural_key, parse_list
 from finetune.data.targets import OUTSIDE, refuse_or_drop
 from finetune.errors import Findings, UserError, counted
 
@@ -50,6 +52,9 @@ _NAMES = {
 }
 #: A text, start and end of each word, and the IOB2 tag of each.
 Tagged = tuple[str, Sequence[tuple[int, int]], list[str]]
+#: First character of an entity, the one after it, and its type.
+Span = tuple[int, int, str]
+NO_SPANS = "[]"  # as a cell of ``suspects.csv``
 
 
 class Invalid(Exception):
@@ -272,24 +277,93 @@ class TagReader:
         if not isinstance(labels, list):
             raise Invalid("without a list of spans")
         places = words.split_words(value)
-        starts, ends = zip(*places, strict=True)
         tags = [OUTSIDE] * len(places)
         for span in labels:
-            start, end, label = _split_span(span)
+            start, end, label = split_span(span)
             name = self._rename(label)
             if not 0 <= start < end <= len(value):
                 raise Invalid("with a span outside of the text", f"{start} to {end}")
             content = value[start:end].strip()
             self.padded += content != value[start:end]
-            first = bisect.bisect_left(starts, start)
-            last = bisect.bisect_right(ends, end)
-            if first >= last or value[starts[first] : ends[last - 1]] != content:
-                raise Invalid("with a span that begins or ends inside a word", repr(content))
-            if set(tags[first:last]) != {OUTSIDE}:
-                raise Invalid("with spans that overlap", repr(content))
-            if name != OUTSIDE:
-                tags[first:last] = [f"B-{name}"] + [f"I-{name}"] * (last - first - 1)
+            start += value[start:end].find(content)
+            _add_span(tags, places, start, start + len(content), name, repr(content))
         return value, places, tags
+
+
+def _add_span(
+    tags: list[str],
+    places: Sequence[tuple[int, int]],
+    start: int,
+    end: int,
+    name: str,
+    example: str,
+) -> None:
+    """Write an entity into the IOB2 tags of words; raise :class:`Invalid` with an example of it if
+    it is not some of the words, or overlaps another one.
+
+    Args:
+        tags: The tag of each word.
+        places: Start and end of each word.
+        start: The first character of the entity.
+        end: The character after it.
+        name: Its type; ``O`` adds nothing.
+        example: How the message shows it.
+    """
+    first = bisect.bisect_left(places, start, key=itemgetter(0))
+    last = bisect.bisect_right(places, end, key=itemgetter(1))
+    if first >= last or (places[first][0], places[last - 1][1]) != (start, end):
+        raise Invalid("with a span that begins or ends inside a word", example)
+    if set(tags[first:last]) != {OUTSIDE}:
+        raise Invalid("with spans that overlap", example)
+    if name != OUTSIDE:
+        tags[first:last] = [f"B-{name}"] + [f"I-{name}"] * (last - first - 1)
+
+
+def spans_of(labels: Sequence[Mapping[str, int]], types: Sequence[str]) -> list[Span]:
+    """Return start, end and type of each entity of a row, from its words."""
+    spans: list[Span] = []
+    for word in labels:
+        start, (kind, continues) = word["start"], divmod(word["tag"] - 1, 2)
+        if not word["tag"]:
+            continue
+        if continues:
+            start, *_ = spans.pop()
+        spans.append((start, word["end"], types[kind]))
+    return spans
+
+
+def spans_text(spans: Iterable[Span]) -> str:
+    """Return entities as a cell of ``suspects.csv``."""
+    return json.dumps(list(spans), ensure_ascii=False)
+
+
+def with_spans(
+    labels: Sequence[Mapping[str, int]], spans: Iterable[Span], types: Sequence[str]
+) -> list[dict[str, int]]:
+    """Return the words of a row with the tags of other entities.
+
+    Args:
+        labels: The words.
+        spans: Start, end and type of each entity.
+        types: The types that there are.
+
+    Raises:
+        UserError: If a span is not some of the words, has an unknown type, or overlaps another.
+    """
+    places = [(word["start"], word["end"]) for word in labels]
+    tags = [OUTSIDE] * len(places)
+    for start, end, name in spans:
+        if name not in types:
+            raise UserError(f"there is no label '{name}' (labels: {list_names(types)})")
+        try:
+            _add_span(tags, places, start, end, name, f"[{start}, {end}, '{name}']")
+        except Invalid as error:
+            raise UserError(f"a row {', such as '.join(error.args)}") from error
+    numbers = {name: number for number, name in enumerate(tag_names(types))}
+    words_with_tags = []
+    for word, tag in zip(labels, tags, strict=True):
+        words_with_tags.append({**word, "tag": numbers[tag]})
+    return words_with_tags
 
 
 def _find(rows: Dataset, flag: str, typed: str | None, usual: Sequence[str]) -> str:
@@ -355,8 +429,12 @@ def _encode(rows: Dataset, items: Mapping[int, Tagged], types: Sequence[str]) ->
     return rows.add_column("label", labels, feature=feature(types))
 
 
-def _split_span(span: Any) -> tuple[int, int, str]:
-    """Return start, end and type of a span: a list of these, or an object."""
+def split_span(span: Any) -> Span:
+    """Return start, end and type of a span: a list of these, or an object.
+
+    Raises:
+        Invalid: If it is neither.
+    """
     if isinstance(span, Mapping):
         start = span.get("start", span.get("start_offset"))  # of doccano
         end = span.get("end", span.get("end_offset"))

@@ -63,6 +63,16 @@ def values(rows: Dataset) -> list[Any]:
     return list(arrow.column(rows, "label").to_pylist())
 
 
+def comparable(rows: Dataset) -> list[Any]:
+    """Return the label of each row such that rows with the same text, white space aside, and the
+    same label have equal ones: the places of words depend on white space.
+    """
+    labels = values(rows)
+    if is_tagged(rows):
+        return [[word["tag"] for word in row] for row in labels]
+    return labels
+
+
 def class_sets(rows: Dataset) -> list[list[int]]:
     """Return the class ids of each row; those of words with tags are the types of the entities."""
     if is_set(rows):
@@ -130,7 +140,7 @@ def report_rows(
     name: str,
     description: str,
     fix: str,
-    positions: np.ndarray | pd.Series,
+    positions: np.ndarray | pd.Series | Sequence[int],
     rows: Dataset,
     split: str,
     *,

@@ -144,6 +144,11 @@ def labels_of(rows: Any) -> np.ndarray:
     return join_rows(tags, documents[windows], int(documents[-1]) + 1, UNLABELLED)
 
 
+def tags_of(rows: Any) -> np.ndarray:
+    """Return the tags of the words that prepared rows label: int64, shape ``(words,)``."""
+    return _labelled(rows)[0]
+
+
 def count_labelled(rows: Any, weights: Sequence[float]) -> np.ndarray:
     """Return the sum of the weights of the words that each prepared row labels, ``(rows,)``.
 

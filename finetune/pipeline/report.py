@@ -42,22 +42,23 @@ def report(run: Run | str | Path, *, trust_recipe: bool = False) -> Report:
 
 
 def _write_suspects(run: Run) -> Path | None:
-    """Write the test rows that are suspicious, and return the path; None if there are none, or if
-    the task is not to choose one class. A file that the user has edited is kept.
+    """Write what is suspicious in test rows, and return the path; None if there is nothing, or if
+    the task has neither one class a row nor entities. A file that the user has edited is kept.
     """
     path = run.path / suspects.FILE
     if path.exists() and suspects.has_new_labels(path):
         return path
     path.unlink(missing_ok=True)
-    if not run.kind.has_one_class or run.manifest.not_scored:
+    if run.kind.label_kind not in ("classes", "entities") or run.manifest.not_scored:
         return None
     predictions = run.predicted_rows
     rows = run.scored(predictions)
     suspected: list[int] = []
     if (suspicion := report_page.suspicion(run, rows)) is not None:
         suspected = suspicion.rows[:MAX_SUSPECTS].tolist()
+    mistakes = suspects.describe_mistakes(rows, suspected, predictions)
     is_written = suspects.write_mistakes(
-        path, run.manifest.data.tested_in, predictions, rows, suspected, run.user_rows
+        path, run.manifest.data.tested_in, predictions, mistakes, run.user_rows
     )
     if is_written:
         return path

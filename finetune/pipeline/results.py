@@ -146,6 +146,7 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
         columns["tokens"] = encoding.tokens_read(recipe.prepared["test"])
     targets = recipe.targets("test")
     columns |= task.columns(values(rows), logits)
+    columns |= task.seen_columns(recipe.splits["train"], rows)
     if isinstance(rows.features.get("image"), Image):
         thumbnails: list[bytes | None] = [None] * len(rows)
         if task.has_one_class:

@@ -21,7 +21,7 @@ import torch
 import xxhash
 from transformers import EvalPrediction, PreTrainedModel
 
-from finetune.data import caches, digests, encoding
+from finetune.data import caches, digests, encoding, words
 from finetune.data.batches import DRAWN_FROM
 from finetune.models import families, head
 from finetune.models.pretrained import FRESH_HEAD, is_pretrained
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 #: The most rows that are encoded, and the most of the rows of the planned steps.
 _MAX_ROWS, _MAX_SHARE = 20_000, 0.1
+_MAX_WORDS = 50_000  # that are labelled in them, about
 _STEP_ROWS = 32  # of an optimizer step, if its rows are counted in tokens
 _MAX_VALIDATION_ROWS = 1_000
 #: The least distance of inputs from their mean, as a share of their length. Of MiniLM it is 0.55;
@@ -102,7 +103,7 @@ def _fit(
     spread = np.linalg.norm(features - features.mean(axis=0))
     if spread < _MIN_SPREAD * np.linalg.norm(features):
         return None, "random weights, because the inputs of the last layer hardly differ by row"
-    targets = steps.read_labels(recipe.prepared["train"])[numbers]
+    targets = _read_targets(recipe, "train", numbers)
     weights = _class_weights(recipe, arguments, targets)
     has_bias = head.last_linear(model, task.width).bias is not None
     fit = functools.partial(
@@ -112,7 +113,7 @@ def _fit(
     validation_rows = _draw(recipe, "validation", _MAX_VALIDATION_ROWS)
     validation = encoder.states("validation", validation_rows)
     assert validation is not None  # as the training rows have them
-    labels = steps.read_labels(recipe.prepared["validation"])[validation_rows]
+    labels = _read_targets(recipe, "validation", validation_rows)
     constant = fit(np.zeros((len(targets), 1), np.float32)).bias
     outputs = linear(validation.head_inputs)
     loss = _loss(task, outputs, labels)
@@ -127,11 +128,18 @@ def _fit(
     if task.has_probabilities and not reads_mean:
         training_loss = functools.partial(_loss, task, targets=targets)
         linear = linear.scaled_down(features, constant, training_loss)
+    rows = recipe.prepared["validation"].select(validation_rows)
+    documents = encoding.documents_of(rows)
+    count = len(rows)
     outputs = linear(validation.head_inputs).astype(np.float32)
-    if (documents := encoding.documents_of(recipe.prepared["validation"])) is not None:
-        documents = documents[validation_rows]
-        outputs = encoding.pooled(outputs, documents, getattr(recipe, "pooling", "mean"))
-        labels = labels[np.unique(documents, return_index=True)[1]]
+    outputs = _by_document(recipe, rows, outputs, getattr(recipe, "pooling", "mean"))
+    if recipe.labels_words:
+        labels = words.labels_of(rows)
+    if documents is not None:
+        first = np.unique(documents, return_index=True)[1]
+        count = len(first)
+        if not recipe.labels_words:
+            labels = labels[first]
     shift = task.fit(outputs, labels)  # as in the evaluations of the training
     if shift is not None:
         outputs = (outputs + shift).astype(outputs.dtype)
@@ -141,7 +149,7 @@ def _fit(
     if reads_mean:
         name = f"one more layer returns the mean of the last states, and {name}"
         other = "--head probe reads the first state, without this layer"
-    return linear, f"{name}, {score} {value:.4f} on {len(labels):,} validation rows; {other}"
+    return linear, f"{name}, {score} {value:.4f} on {count:,} validation rows; {other}"
 
 
 def add_validation_rows(
@@ -226,7 +234,7 @@ def frozen_baseline(
         encoded = encoder.states("train", numbers)
         if encoded is None:
             return
-        targets = steps.read_labels(recipe.prepared["train"])[numbers]
+        targets = _read_targets(recipe, "train", numbers)
         linear = task.fit_linear(encoded.means, targets, None, has_bias=True)
         outputs = encoder.outputs("test", linear)
         if task.thresholds != "none":  # as for the model
@@ -248,18 +256,48 @@ def _sample_rows(recipe: Recipe, arguments: FinetuneArguments | None) -> np.ndar
         planned = round(rows * arguments.num_train_epochs)  # type: ignore[operator]
     if choose_head(recipe) == "mean":  # which the training changes little
         return _draw(recipe, "train", _MAX_ROWS)
-    return _draw(recipe, "train", min(_MAX_ROWS, math.ceil(planned * _MAX_SHARE)))
+    most = _MAX_ROWS
+    if recipe.labels_words:
+        most = math.ceil(_MAX_WORDS / words.count_labelled(recipe.prepared["train"], ()).mean())
+    return _draw(recipe, "train", min(most, math.ceil(planned * _MAX_SHARE)))
 
 
 def _draw(recipe: Recipe, split: str, count: int) -> np.ndarray:
     """Return at most ``count`` row numbers of a split, sorted, classes in proportion."""
     from finetune.data.splits import draw_rows
 
-    labels = steps.read_labels(recipe.prepared[split])
-    count = min(count, len(labels))
+    rows = recipe.prepared[split]
+    count = min(count, len(rows))
     if recipe.kind.label_kind == "classes":
-        return draw_rows(labels, count, recipe.split_seed)
-    return np.sort(np.random.default_rng(recipe.split_seed).permutation(len(labels))[:count])
+        return draw_rows(steps.read_labels(rows), count, recipe.split_seed)
+    return np.sort(np.random.default_rng(recipe.split_seed).permutation(len(rows))[:count])
+
+
+def _read_targets(recipe: Recipe, split: str, numbers: np.ndarray) -> np.ndarray:
+    """Return the targets of some prepared rows of a split, or those of the words in them."""
+    if recipe.labels_words:
+        return words.tags_of(recipe.prepared[split].select(numbers))
+    return np.asarray(steps.read_labels(recipe.prepared[split])[numbers])
+
+
+def _by_document(recipe: Recipe, rows: Dataset, outputs: np.ndarray, pooling: str) -> np.ndarray:
+    """Return outputs for prepared rows as an evaluation has them, see ``Task.scored``.
+
+    Args:
+        recipe: The recipe.
+        rows: The prepared rows, in the order of their documents.
+        outputs: Of each row, or of each of their labelled words.
+        pooling: Of the windows of a text.
+    """
+    documents = encoding.documents_of(rows)
+    if recipe.labels_words:
+        is_word = words.labels_of(rows) != words.UNLABELLED
+        places = np.zeros((len(is_word), outputs.shape[1]), np.float32)
+        places[is_word] = outputs
+        return places
+    if documents is None:
+        return outputs.astype(np.float32)
+    return encoding.pooled(outputs, documents, pooling)
 
 
 class _Encoder:
@@ -309,6 +347,7 @@ class _Encoder:
             self._recipe.kind.width,
             rows,
             self._recipe.data_collator(),
+            labels_words=self._recipe.labels_words,
             **self._options,
         )
         if encoded is not None:
@@ -317,15 +356,13 @@ class _Encoder:
         return encoded
 
     def outputs(self, split: str, linear: Linear) -> np.ndarray:
-        """Return outputs for the means of all rows of a split; of windows, the mean of a text's."""
+        """Return outputs for the means of all rows of a split, or for all of their words; of
+        windows, the mean of a text's.
+        """
         rows = self._recipe.prepared[split]
         encoded = self.states(split, np.arange(len(rows)))
         assert encoded is not None  # as the training rows have them
-        outputs = linear(encoded.means)
-        documents = encoding.documents_of(rows)
-        if documents is not None:
-            outputs = encoding.pooled(outputs, documents, "mean")
-        return outputs.astype(np.float32)
+        return _by_document(self._recipe, rows, linear(encoded.means), "mean")
 
     def _key(self, rows: Dataset) -> str:
         """Return a hash of everything that decides the states, but for a recipe's own collator."""
@@ -333,6 +370,9 @@ class _Encoder:
         facts = [_VERSION, self._options, type(model).__name__, model.config.to_json_string()]
         processor: Any = self._recipe.processing_class()
         facts += [getattr(processor, "padding_side", None), rows.column_names]
+        if self._recipe.labels_words:
+            is_labelled = [[tag != words.UNLABELLED for tag in row] for row in rows["labels"][:]]
+            facts.append(is_labelled)
         total = xxhash.xxh3_128(repr(facts).encode())
         last = head.last_linear(model, self._recipe.kind.width)
         new = {id(weight) for weight in last.parameters()}

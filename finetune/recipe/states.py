@@ -18,6 +18,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel
 
 from finetune.data.lengths import cut_by_length, default_budget, lengths_of
+from finetune.data.words import UNLABELLED
 from finetune.models import cpu, head
 
 _ROWS_OF_IMAGES = 32  # of a batch
@@ -25,12 +26,12 @@ _ROWS_OF_IMAGES = 32  # of a batch
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """Arrays of the rows that were encoded, float32, in the order of the rows.
+    """Arrays of the rows that were encoded, or of their labelled words, float32, in their order.
 
     Attributes:
         head_inputs: What the last layer reads, shape ``(rows, features)``.
         means: The mean of the last hidden states over the tokens or the patches, of length 1,
-            shape ``(rows, hidden_size)``.
+            shape ``(rows, hidden_size)``; of a word the state of its labelled token.
     """
 
     head_inputs: np.ndarray
@@ -46,8 +47,10 @@ def encode(
     device: torch.device,
     bf16: bool,
     use_kernels: bool,
+    labels_words: bool = False,
 ) -> States | None:
-    """Return the states of rows; None if the logits are not the outputs of the last layer alone.
+    """Return the states of rows, or of their labelled words; None if the logits are not the
+    outputs of the last layer alone.
 
     The model is changed: it has no last layer afterwards.
 
@@ -59,6 +62,7 @@ def encode(
         device: Where to compute.
         bf16: Whether to compute in bf16, else in fp32.
         use_kernels: Whether to use the kernels of :mod:`finetune.models.cpu` on a CPU.
+        labels_words: Whether rows have a label for each token, :data:`UNLABELLED` for most.
     """
     classifier: Any = model
     classifier.eval().to(device)
@@ -69,13 +73,22 @@ def encode(
         encoder_states = getattr(output, "encoder_last_hidden_state", None)
         last_states.value = output[0] if encoder_states is None else encoder_states
 
-    def compute(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def compute(numbers: np.ndarray) -> tuple[np.ndarray, ...]:
         batch = collate([dict(rows[int(number)]) for number in numbers])
-        batch = {name: value.to(device) for name, value in batch.items() if name != "labels"}
+        labels: Any = batch.pop("labels", None)
+        batch = {name: value.to(device) for name, value in batch.items()}
         with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            outputs = classifier(**batch)["logits"]
-        means = _mean(last_states.value.float(), batch.get("attention_mask"))
-        return outputs.float().reshape(len(numbers), -1).cpu().numpy(), means.cpu().numpy()
+            outputs = classifier(**batch)["logits"].float()
+        states = last_states.value.float()
+        if labels_words:
+            is_labelled = (labels != UNLABELLED).to(device)
+            numbers = numbers.repeat(is_labelled.sum(dim=1).cpu().numpy())
+            outputs = outputs[is_labelled]
+            means = torch.nn.functional.normalize(states[is_labelled], dim=-1)
+        else:
+            outputs = outputs.reshape(len(numbers), -1)
+            means = _mean(states, batch.get("attention_mask"))
+        return numbers, outputs.cpu().numpy(), means.cpu().numpy()
 
     budget = default_budget(device.type)
     lengths = lengths_of(rows, "length")
@@ -88,7 +101,7 @@ def encode(
     with torch.no_grad():
         for weight in head.last_linear(model, width).parameters():
             weight.zero_()
-    if compute(np.arange(1))[0].any():  # e.g. DeiT's second head, of its teacher
+    if compute(np.arange(1))[1].any():  # e.g. DeiT's second head, of its teacher
         return None
     head.remove_last_linear(model, width)
     if on_cpu and bf16:
@@ -102,9 +115,9 @@ def encode(
     with ThreadPoolExecutor(threads, initializer=use_one) as executor:
         parts = list(executor.map(compute, batches))
     hook.remove()
-    order = np.argsort(np.concatenate(batches))
-    head_inputs, means = (np.concatenate(arrays)[order] for arrays in zip(*parts, strict=True))
-    return States(head_inputs, means)
+    numbers, head_inputs, means = map(np.concatenate, zip(*parts, strict=True))
+    order = np.argsort(numbers, kind="stable")  # words of a row keep their order
+    return States(head_inputs[order], means[order])
 
 
 def _mean(states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:

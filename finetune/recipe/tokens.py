@@ -36,7 +36,7 @@ class TokenRecipe(TextRecipe):
         group="labels",
     )
     task: Literal["tokens"] = "tokens"  # type: ignore[assignment]
-    head: Literal["random"] = "random"
+    head: Literal["probe", "random"] = "random"
     long_texts: Literal["windows"] = "windows"
     pooling: Literal["words"] = "words"  # type: ignore[assignment]
 

@@ -26,6 +26,7 @@ from finetune.runtime.files import replacing
 from finetune.statistics import mistakes
 from finetune.statistics.entities import ScoredEntities
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
+from finetune.tasks.tokens import SEEN
 
 #: The most rows of a table, and plots of targets.
 _MAX_MISTAKES = 20
@@ -87,7 +88,7 @@ def _describe_scores(run: Run) -> tuple[dict[str, list[Any]], str]:
     return sections, scores
 
 
-def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:
+def suspicion(run: Run, rows: Any) -> mistakes.Suspicion | None:
     """Return which labels of the test rows may be wrong. None if the model is significantly better
     than none of the baselines in the first metric of the headline that has a known direction.
     """
@@ -129,13 +130,17 @@ def _label_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
     return [tables.classes(run.statistics), note, _examples(table, "labels predicted", examples)]
 
 
-def _probability_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
+def _probability_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
     statistics = run.statistics
     calibration = statistics.calibration
-    curves = plots.ranking(rows, statistics.classes or {})
+    curves: list[Any] = []
+    sentence = "Of predicted entities, whose probability is the mean of their words. "
+    if rows.kind == "classes":
+        curves = plots.ranking(rows, statistics.classes or {})
+        sentence = ""
     if not calibration:
         return [curves]
-    sentence = (
+    sentence += (
         "The expected calibration error (the mean gap between confidence and accuracy) is "
         f"{calibration['expected_calibration_error']:.3f}. A calibrated model stays below "
         f"{calibration['calibrated']:.3f} on 95 of 100 test sets of this size."
@@ -151,10 +156,35 @@ def _probability_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list
     return [sentence, [*curves, *plots.reliability(calibration)]]
 
 
-def _slice_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
+def _flat_columns(run: Run) -> pd.DataFrame:
+    """Return the user's columns by which rows may be sliced."""
     user = without_bytes(run.user_rows)
     flat = user.select([field.name for field in user.schema if not pa.types.is_nested(field.type)])
-    slices = mistakes.worst_slices(rows, table.get("tokens"), flat.to_pandas(), _MAX_SLICES)
+    frame: pd.DataFrame = flat.to_pandas()
+    return frame
+
+
+def _entity_slice_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[Any]:
+    if SEEN not in table:  # of an older version
+        return []
+    slices = mistakes.entity_slices(
+        rows, table[SEEN].tolist(), table.get("tokens"), _flat_columns(run), _MAX_SLICES
+    )
+    scores = ["precision", "recall", "f1"]
+    cells = []
+    for part in slices:
+        count = Cell(f"{part['entities']:,}", kind="number")
+        verdict = Cell("lower than on all rows" if part["lower"] else "", kind="bad")
+        cells.append([Cell(part["name"]), count, *to_cells(part, scores), verdict])
+    caption = (
+        "Labelled entities by whether the training rows have them, then slices of rows with at "
+        "least 20 labelled entities and the lowest F1; some are low by chance"
+    )
+    return [Table(caption, ["slice", "entities", *scores, ""], cells)]
+
+
+def _slice_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
+    slices = mistakes.worst_slices(rows, table.get("tokens"), _flat_columns(run), _MAX_SLICES)
     cells = []
     for part in slices:
         count = Cell(f"{part['rows']:,}", kind="number")
@@ -169,21 +199,28 @@ def _slice_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     ]
 
 
+def _describe(suspects: mistakes.Suspicion | None) -> str:
+    """Return a sentence about labels that may be wrong."""
+    if suspects is None:
+        return (
+            "No label is suspected: the model beats no baseline, or there are too few rows "
+            "or too many mistakes."
+        )
+    rate = suspects.wrong
+    return (
+        f"Of the {suspects.confident:,} most confident predictions, {len(suspects.rows):,} "
+        "contradict the label, which may be wrong: check these rows by hand. At most about "
+        f"{rate.value:.1%} of all labels are wrong (95% CI {rate.low:.1%} to {rate.high:.1%})."
+    )
+
+
 def _mistake_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     wrong = mistakes.most_confident(rows)
     suspects = suspicion(run, rows)
     suspected: Sequence[int] | np.ndarray = ()
-    sentence = f"{len(wrong):,} of {len(rows):,} predictions are wrong. "
-    if suspects is None:
-        sentence += "No label is suspected: the model beats no baseline, or there are too few rows "
-        sentence += "or too many mistakes."
-    else:
-        suspected, rate = suspects.rows, suspects.wrong
-        sentence += (
-            f"Of the {suspects.confident:,} most confident predictions, {len(suspected):,} "
-            "contradict the label, which may be wrong: check these rows by hand. At most about "
-            f"{rate.value:.1%} of all labels are wrong (95% CI {rate.low:.1%} to {rate.high:.1%})."
-        )
+    sentence = f"{len(wrong):,} of {len(rows):,} predictions are wrong. {_describe(suspects)}"
+    if suspects is not None:
+        suspected = suspects.rows
     summary = rows.summary
     names = rows.names
     examples = []
@@ -215,17 +252,23 @@ def _error_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[A
     confidence = confidence.reindex(wrong, fill_value=0.0)
     confidence = confidence.sort_values(ascending=False, kind="stable")
     probabilities: dict[Any, float] = confidence.head(_MAX_MISTAKES).to_dict()
+    suspects = suspicion(run, rows)
+    suspected: set[int] = set()
+    if suspects is not None:
+        suspected = {rows.mistakes[number].row for number in suspects.rows}
     lines = []
     for index, value in probabilities.items():
         row = table.loc[index]
         probability = f"{value:.1%}" if value else "missed"
         cells = [Cell(str(row["id"])), Cell(_marked(row), kind="text")]
-        lines.append([*cells, Cell(probability, kind="number")])
+        note = "a label may be wrong" if index in suspected else ""
+        lines.append([*cells, Cell(probability, note, kind="number")])
     sentence = (
         f"{len(wrong):,} of {len(rows):,} rows have an entity that is missed, spurious, of another "
         "type or of other words. Below, the labels of a row come first, then its predictions."
     )
     header = ["row", "labels and predictions", "probability"]
+    sentence += f" {_describe(suspects)}"
     return [sentence, Table("The most confident mistakes", header, lines)]
 
 
@@ -290,6 +333,7 @@ _SECTIONS: Mapping[str, Callable[[Run, pd.DataFrame, Any], list[Any]]] = {
     "labels": _label_blocks,
     "probabilities": _probability_blocks,
     "slices": _slice_blocks,
+    "entity slices": _entity_slice_blocks,
     "mistakes": _mistake_blocks,
     "entities": _entity_blocks,
     "errors": _error_blocks,

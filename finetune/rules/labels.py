@@ -10,7 +10,6 @@ _NOT_FOR_WORDS = (
     "label_order",
     "thresholds",
     "truncation",
-    "relabel",
     "teacher",
     "unlabelled",
     "label_probabilities",

@@ -259,13 +259,15 @@ def describe_gaps(
     return sentences
 
 
-def _score_classes(rows: Any) -> dict[str, list[Estimate]]:
-    """Return precision, recall and F1 of each class, with Wilson's intervals.
+def score_counts(
+    correct: np.ndarray, true: np.ndarray, predicted: np.ndarray
+) -> dict[str, list[Estimate]]:
+    """Return precision, recall and F1 of each class, or of each part of the rows, with Wilson's
+    intervals, from how often it is correctly predicted, true and predicted.
 
     F1 is 2 J / (1 + J). The Jaccard index J is a share: of the rows whose true or predicted class
     is this one, those where both are.
     """
-    correct, true, predicted = (sums[0] for sums in rows.tallies)
     f1 = []
     for jaccard in shares(correct, true + predicted - correct):
         f1.append(Estimate(*(2 * end / (1 + end) for end in astuple(jaccard))))
@@ -274,6 +276,10 @@ def _score_classes(rows: Any) -> dict[str, list[Estimate]]:
         "recall": shares(correct, true),
         "f1": f1,
     }
+
+
+def _score_classes(rows: Any) -> dict[str, list[Estimate]]:
+    return score_counts(*(sums[0] for sums in rows.tallies))
 
 
 def describe_classes(rows: Any) -> dict[str, Any]:

@@ -4,6 +4,8 @@ the calibration of probabilities, and fit temperature and thresholds on validati
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
@@ -12,18 +14,22 @@ import pandas as pd
 from scipy.optimize import minimize_scalar
 from scipy.special import chdtri, expit, log_softmax
 
+from finetune.statistics.entities import ScoredEntities
 from finetune.statistics.estimates import Estimate, share
-from finetune.statistics.metrics import METRICS
+from finetune.statistics.metrics import METRICS, score_counts
 from finetune.statistics.scored import ScoredLabels, ScoredRows, slices
 
 _BINS = 15  # of the calibration
+_MIN_IN_SLICE = 20  # rows or labelled entities
+#: Fewer predictions, or a larger share of wrong ones: no label is suspected.
+_MIN_ROWS, _MAX_WRONG = 100, 1 / 3
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.05, 20.0
 
 
 class Suspicion(NamedTuple):
     """The result of :func:`suspicion`: labels that may be wrong."""
 
-    rows: np.ndarray  # row indices, the most confident prediction first
+    rows: np.ndarray  # indices of rows, or of mistakes; the most confident prediction first
     confident: int  # the number of predictions that were examined, the most confident ones
     wrong: Estimate  # the share of these with another label; at most about this share of all labels
 
@@ -42,21 +48,55 @@ def farthest(rows: ScoredLabels) -> np.ndarray:
     return wrong[np.argsort(-gaps.max(axis=1, initial=0), kind="stable")]
 
 
-def suspicion(rows: ScoredRows) -> Suspicion | None:
+def suspicion(rows: Any) -> Suspicion | None:
     """Return the labels that may be wrong: the most confident predictions contradict them.
 
     More confident predictions are wrong less often, but labels are not. So in the tenth of the rows
     with the most confident predictions, most labels that differ from the prediction are wrong
     (docs/decisions/suspected-labels.md). Returns None with fewer than 100 rows, or with an accuracy
     below 2/3: then too many of the most confident predictions are wrong.
+
+    Of entities, it returns the indices of :attr:`ScoredEntities.mistakes`; these and the right
+    entities are ranked. It returns None, too, if mistakes are not rarer in the tenth.
+
+    Args:
+        rows: Rows with a class each, or with entities.
     """
+    if rows.kind == "entities":
+        return _suspected_entities(rows)
     wrong = ~rows.is_correct
-    if len(rows) < 100 or wrong.mean() > 1 / 3:
+    if len(rows) < _MIN_ROWS or wrong.mean() > _MAX_WRONG:
         return None
     confident = len(rows) // 10
     order = np.argsort(-rows.summary.confidence, kind="stable")[:confident]
     suspected = order[wrong[order]]
     return Suspicion(suspected, confident, share(len(suspected), confident))
+
+
+def _suspected_entities(rows: ScoredEntities) -> Suspicion | None:
+    found = rows.confidence[rows.is_found]
+    confidence = np.append(found, [mistake.confidence for mistake in rows.mistakes])
+    wrong = len(rows.mistakes) / max(1, len(confidence))
+    if len(confidence) < _MIN_ROWS or wrong > _MAX_WRONG:
+        return None
+    confident = len(confidence) // 10
+    order = np.argsort(-confidence, kind="stable")[:confident]
+    suspected = order[order >= len(found)] - len(found)
+    if len(suspected) > wrong * confident:
+        return None
+    return Suspicion(suspected, confident, share(len(suspected), confident))
+
+
+def _slice_names(tokens: pd.Series[int] | None, table: pd.DataFrame) -> list[pd.Series[str]]:
+    """Return for each way to slice rows, by tokens and by columns, the name of each row's slice."""
+    names: list[pd.Series[str]] = []
+    if tokens is not None:
+        quarters = tokens.groupby(pd.qcut(tokens, 4, labels=False, duplicates="drop"), dropna=False)
+        names.append(quarters.transform(lambda part: f"{part.min():,} to {part.max():,} tokens"))
+    for column in table.columns:
+        if 1 < table[column].nunique() <= 30:
+            names.append(f"{column} = " + table[column].astype("string"))
+    return names
 
 
 def worst_slices(
@@ -75,20 +115,14 @@ def worst_slices(
         For each slice ``name``, ``rows``, ``accuracy``, and ``lower``: whether the interval of its
         accuracy is below the accuracy of all rows.
     """
-    names: list[pd.Series[str]] = []  # for each way to slice: name by row
-    if tokens is not None:
-        quarters = tokens.groupby(pd.qcut(tokens, 4, labels=False, duplicates="drop"), dropna=False)
-        names.append(quarters.transform(lambda part: f"{part.min():,} to {part.max():,} tokens"))
-    for column in table.columns:
-        if 1 < table[column].nunique() <= 30:
-            names.append(f"{column} = " + table[column].astype("string"))
+    names = _slice_names(tokens, table)
     names.append(pd.Series([f"true class '{rows.names[label]}'" for label in rows.labels]))
     facts_of_slices: list[dict[str, Any]] = []
     overall = float(rows.is_correct.mean())
     for slice_of_row in names:
         by_slice = pd.Series(rows.is_correct).groupby(slice_of_row.to_numpy(), sort=False)
         for name, correct in by_slice:
-            if 20 <= len(correct) < len(rows):
+            if _MIN_IN_SLICE <= len(correct) < len(rows):
                 accuracy = share(int(correct.sum()), len(correct))
                 facts_of_slices.append(
                     {
@@ -101,15 +135,72 @@ def worst_slices(
     return sorted(facts_of_slices, key=lambda facts: float(facts["accuracy"]["value"]))[:most]
 
 
-def describe_calibration(rows: ScoredRows) -> dict[str, Any]:
+def entity_slices(
+    rows: ScoredEntities,
+    seen: Sequence[Sequence[bool]],
+    tokens: pd.Series[int] | None,
+    table: pd.DataFrame,
+    most: int,
+) -> list[dict[str, Any]]:
+    """Return what is found of the entities that training rows have and of others, and the slices
+    with the lowest F1, of 20 labelled entities or more: by tokens, and by the values of a column.
+
+    Args:
+        rows: The rows with their entities.
+        seen: Whether the training rows have each labelled entity of a row, in their order.
+        tokens: The tokens of each row.
+        table: Columns of the data; those with 2 to 30 values are used.
+        most: The number of slices.
+
+    Returns:
+        For each slice ``name``, ``entities``, the labelled ones, scores by name, and ``lower``:
+        whether the interval of its F1, or of its recall if it has no F1, is below that of all rows.
+    """
+    predicted = set(map(tuple, rows.predicted.tolist()))
+    is_right = np.array([tuple(entity) in predicted for entity in rows.labels.tolist()], dtype=bool)
+    is_seen = np.array(list(itertools.chain.from_iterable(seen)), dtype=bool)
+    counts = [
+        np.bincount(entities[:, 0], minlength=len(rows))
+        for entities in (rows.predicted[rows.is_found], rows.labels, rows.predicted)
+    ]
+    overall = score_counts(*(array.sum(keepdims=True) for array in counts))
+
+    def describe(name: str, entities: int, scores: dict[str, Any]) -> dict[str, Any]:
+        *_, score = scores
+        facts: dict[str, Any] = {"name": name, "entities": entities}
+        facts["lower"] = scores[score].high < overall[score][0].value
+        return facts | {name: asdict(value) for name, value in scores.items()}
+
+    known: list[dict[str, Any]] = []
+    for name, mask in (("entities of the training rows", is_seen), ("other entities", ~is_seen)):
+        if mask.any():
+            recall = share(int(is_right[mask].sum()), int(mask.sum()))
+            known.append(describe(name, int(mask.sum()), {"recall": recall}))
+    parts: list[dict[str, Any]] = []
+    for slice_of_row in _slice_names(tokens, table):
+        sums = pd.DataFrame(np.stack(counts, axis=1)).groupby(slice_of_row.to_numpy(), sort=False)
+        for part, row in sums.sum().iterrows():
+            entities = int(row[1])
+            if _MIN_IN_SLICE <= entities < len(rows.labels):
+                scores = score_counts(*row.to_numpy()[:, None])
+                first = {score: values[0] for score, values in scores.items()}
+                parts.append(describe(str(part), entities, first))
+    return known + sorted(parts, key=lambda facts: float(facts["f1"]["value"]))[:most]
+
+
+def describe_calibration(confidence: np.ndarray, correct: np.ndarray) -> dict[str, Any]:
     """Return the expected calibration error and the bins that it is computed from.
 
     The error is the mean distance of accuracy and confidence over bins of equal width, weighted by
     their rows (Guo et al., On Calibration of Modern Neural Networks, ICML 2017). It is never 0 on
     few rows: a calibrated model with these confidences stays below ``calibrated`` in 95% of test
     sets with this number of rows.
+
+    Args:
+        confidence: The probability of each prediction, a row or an entity, shape ``(rows,)``.
+        correct: Whether it is correct, bool, the same shape.
     """
-    confidence, correct = rows.summary.confidence, rows.is_correct
+    count = len(confidence)
     bin_of_row = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
     gaps = np.bincount(bin_of_row, correct - confidence, _BINS)
     variances = np.bincount(bin_of_row, confidence * (1 - confidence), _BINS)
@@ -118,8 +209,8 @@ def describe_calibration(rows: ScoredRows) -> dict[str, Any]:
     table = pd.DataFrame({"confidence": confidence, "accuracy": correct.astype(float), "rows": 1})
     bins = table.groupby(bin_of_row).agg({"confidence": "mean", "accuracy": "mean", "rows": "sum"})
     return {
-        "expected_calibration_error": float(np.abs(gaps).sum()) / len(rows),
-        "calibrated": float(np.quantile(gaps_by_chance, 0.95)) / len(rows),
+        "expected_calibration_error": float(np.abs(gaps).sum()) / count,
+        "calibrated": float(np.quantile(gaps_by_chance, 0.95)) / count,
         "bins": bins.to_dict("records"),
     }
 
@@ -131,7 +222,8 @@ def describe_temperature(rows: ScoredRows, temperature: float) -> dict[str, Any]
     probabilities = replace(rows.probabilities, temperature=temperature)
     scores = {}
     for name, scored in (("before", rows), ("after", replace(rows, probabilities=probabilities))):
-        error = describe_calibration(scored)["expected_calibration_error"]
+        calibration = describe_calibration(scored.summary.confidence, scored.is_correct)
+        error = calibration["expected_calibration_error"]
         log_loss = float(METRICS["classes", "log_loss"].function(scored)[0])
         scores[name] = {"expected_calibration_error": error, "log_loss": log_loss}
     return {"temperature": temperature, **scores}

@@ -253,6 +253,12 @@ class Task(ABC, Generic[S]):
             outputs: Those of the model.
         """
 
+    def seen_columns(self, train: Dataset, test: Dataset) -> Columns:
+        """Return more columns of ``predictions.parquet``: what of raw test rows the training rows
+        have, too.
+        """
+        return {}
+
     @property
     def predicted_type(self) -> pa.DataType:
         """The Arrow type of the first of the columns of :meth:`predicted`, if it has no numbers."""

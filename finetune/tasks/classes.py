@@ -96,7 +96,7 @@ class SingleLabel(Task[ScoredRows]):
     def statistics(self, rows: ScoredRows, recipe_metrics: NamedMetrics) -> Statistics:
         return replace(
             super().statistics(rows, recipe_metrics),
-            calibration=mistakes.describe_calibration(rows),
+            calibration=mistakes.describe_calibration(rows.summary.confidence, rows.is_correct),
             positive_label=self.positive_name,
         )
 

@@ -96,15 +96,13 @@ def predicted_entities(
     places = []
     for value in values:
         places.append([] if value is None else words.read_words(value)[1])
-    return {ENTITIES: entities(outputs, places, entity_types(labels))}
+    tags = np.argmax(outputs, axis=1)
+    return {ENTITIES: spans(tags, places, confidence(outputs), entity_types(labels))}
 
 
-def entities(
-    outputs: np.ndarray, places: Sequence[Sequence[tuple[int, int]]], types: Sequence[str]
-) -> list[list[dict[str, Any]]]:
-    """Return the predicted entities of rows; the probability is the mean of its words'."""
-    confidence = probabilities(outputs, "softmax").max(axis=1, initial=0)
-    return spans(np.argmax(outputs, axis=1), places, confidence, types)
+def confidence(outputs: np.ndarray) -> np.ndarray:
+    """Return the probability of each predicted tag, shape ``(places,)``."""
+    return np.asarray(probabilities(outputs, "softmax").max(axis=1, initial=0))
 
 
 def spans(
@@ -118,7 +116,7 @@ def spans(
     Args:
         tags: Shape ``(places,)``, a separator after the words of each row.
         places: Start and end of each word of each row.
-        confidence: The probability of each tag.
+        confidence: The probability of each predicted tag; that of an entity is their mean.
         types: The names of the types.
     """
     spans: list[list[dict[str, Any]]] = []

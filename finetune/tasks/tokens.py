@@ -6,6 +6,7 @@ target is -100, and whose outputs are 0.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,10 +21,11 @@ from finetune.data.labels import list_names
 from finetune.data.prediction_columns import ENTITIES, LABEL, PREDICTION
 from finetune.data.words import UNLABELLED, find_entities
 from finetune.errors import UserError
-from finetune.statistics import metrics
+from finetune.statistics import metrics, mistakes
 from finetune.statistics.baselines import BaselineData, Baselines
 from finetune.statistics.entities import ScoredEntities
-from finetune.statistics.metrics import MetricArguments
+from finetune.statistics.metrics import MetricArguments, NamedMetrics
+from finetune.statistics.results import Statistics
 from finetune.tasks import decoding, losses
 from finetune.tasks.base import Columns, Task
 
@@ -35,9 +37,15 @@ if TYPE_CHECKING:
 
 #: The columns of ``predictions.parquet`` with the words of a row.
 WORDS, RIGHT_WORDS = "words", "right_words"
-_PLACE = [("start", pa.int64()), ("end", pa.int64()), ("label", pa.string())]
-_SPANS = pa.list_(pa.struct(_PLACE))
-_PREDICTED_SPANS = pa.list_(pa.struct([*_PLACE, ("probability", pa.float64())]))
+#: The column of ``predictions.parquet`` that says whether training rows have a labelled entity.
+SEEN = "seen"
+_SPAN = {
+    "start": pa.int64(),
+    "end": pa.int64(),
+    "label": pa.string(),
+    "probability": pa.float64(),
+}
+_SPANS = pa.list_(pa.struct(_SPAN))
 #: Of the baselines: far from those of other tags.
 _LOGIT = 10.0
 
@@ -49,7 +57,7 @@ class Tokens(Task[ScoredEntities]):
     """
 
     name = "tokens"
-    sections = ("training", "entities", "errors")
+    sections = ("training", "entities", "probabilities", "entity slices", "errors")
     problem_type = None
     label_kind = "entities"
     metrics = {
@@ -60,7 +68,6 @@ class Tokens(Task[ScoredEntities]):
         "token_accuracy": {"module": "accuracy"},
     }
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
-    linear_model = ""
     has_probabilities = True
     labels_words = True
     function = "softmax"
@@ -76,7 +83,7 @@ class Tokens(Task[ScoredEntities]):
 
     @property
     def predicted_type(self) -> pa.DataType:
-        return _PREDICTED_SPANS
+        return _SPANS
 
     def match_labels(self, rows: Dataset, split: str, report: Findings) -> Dataset:
         if not targets.is_tagged(rows):
@@ -123,27 +130,33 @@ class Tokens(Task[ScoredEntities]):
         return [f"{name} {count:,}" for name, count in zip(self.types, counts, strict=True)]
 
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> ScoredEntities:
-        return ScoredEntities.of_tags(labels, self.decide(outputs), self.types)
+        confidence = decoding.confidence(outputs)
+        return ScoredEntities.of_tags(labels, self.decide(outputs), self.types, confidence)
 
     def scored_in(self, table: pd.DataFrame) -> ScoredEntities:
 
-        def entities_in(column: str) -> np.ndarray:
+        def entities_in(column: str) -> tuple[np.ndarray, np.ndarray]:
             spans = table[column].explode().dropna()
-            entities = pd.DataFrame(spans.tolist(), spans.index, ["start", "end", "label"])
+            entities = pd.DataFrame(spans.tolist(), spans.index, list(_SPAN))
+            probabilities = entities.pop("probability").to_numpy(np.float64)
             entities["label"] = pd.Index(self.types).get_indexer(pd.Index(entities["label"]))
-            return entities.reset_index().to_numpy(np.int64)
+            return entities.reset_index().to_numpy(np.int64), probabilities
 
         words = table[[WORDS, RIGHT_WORDS]].to_numpy()
-        return ScoredEntities(entities_in(LABEL), self.types, entities_in(PREDICTION), words)
+        labels, at_labels = entities_in(LABEL)
+        predicted, confidence = entities_in(PREDICTION)
+        return ScoredEntities(labels, self.types, predicted, words, confidence, at_labels)
 
     def columns(self, labels: Any, outputs: np.ndarray) -> Columns:
         places = [[(word["start"], word["end"]) for word in row] for row in labels]
         targets = self.targets(labels)
-        true = decoding.spans(targets, places, np.ones(len(targets)), self.types)
+        confidence = decoding.confidence(outputs)
+        true = decoding.spans(targets, places, confidence, self.types)
+        predicted = decoding.spans(self.decide(outputs), places, confidence, self.types)
         counts = self.scored(targets, outputs).words
         return {
             LABEL: pa.array(true, _SPANS),
-            PREDICTION: pa.array(decoding.entities(outputs, places, self.types), _PREDICTED_SPANS),
+            PREDICTION: pa.array(predicted, _SPANS),
             WORDS: counts[:, 0],
             RIGHT_WORDS: counts[:, 1],
         }
@@ -183,6 +196,17 @@ class Tokens(Task[ScoredEntities]):
                 "precision or recall, with _micro, _macro or _weighted"
             )
 
+    def statistics(self, rows: ScoredEntities, recipe_metrics: NamedMetrics) -> Statistics:
+        calibration = None
+        if len(rows.predicted):
+            calibration = mistakes.describe_calibration(rows.confidence, rows.is_found)
+        return replace(super().statistics(rows, recipe_metrics), calibration=calibration)
+
+    def seen_columns(self, train: Dataset, test: Dataset) -> Columns:
+        names = set(itertools.chain.from_iterable(_entities(train)))
+        seen = [[entity in names for entity in entities] for entities in _entities(test)]
+        return {SEEN: pa.array(seen, pa.list_(pa.bool_()))}
+
     def baselines(self, data: BaselineData) -> Baselines:
         """Yield the baselines without entities, and with the most frequent tag of each word."""
         counts: dict[str, Counter[int]] = defaultdict(Counter)
@@ -199,6 +223,14 @@ class Tokens(Task[ScoredEntities]):
 
     def _outputs(self, tags: np.ndarray) -> np.ndarray:
         return np.asarray(_LOGIT * np.eye(self.width, dtype=np.float32)[tags])
+
+
+def _entities(rows: Dataset) -> Iterator[list[tuple[str, str]]]:
+    """Yield the words and the type of the entities of each row."""
+    types = targets.class_names(rows)
+    for text, labels in zip(rows["text"][:], targets.values(rows), strict=True):
+        spans = tags.spans_of(labels, types)
+        yield [(text[start:end], name) for start, end, name in spans]
 
 
 def _words(rows: Dataset) -> Iterator[tuple[str, int]]:

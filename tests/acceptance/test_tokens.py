@@ -96,8 +96,10 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], list[str]]] = {
                                     ["--label_column", "available: data, annotations", "JSON-MIN"]),
     "no entity": ("a.conll", "Ann O\nLee O", {}, ["no entities"]),
     "unknown name": ("a.conll", IOB2, dict(label_map="ORG=O"), ["--label_map", "'ORG'"]),
-    "texts": ("a.conll", IOB2, dict(text_columns="a,b", truncation="tail", relabel="x.csv"),
-              ["--text_columns", "--truncation", "--relabel"]),
+    "texts": ("a.conll", IOB2, dict(text_columns="a,b", truncation="tail", thresholds="label"),
+              ["--text_columns", "--truncation", "--thresholds"]),
+    "teacher": ("a.conll", IOB2, dict(teacher="x", unlabelled="y", label_probabilities="z"),
+                ["--teacher x: does", "--unlabelled y: does", "--label_probabilities z: does"]),
 }  # fmt: skip
 
 
