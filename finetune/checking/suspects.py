@@ -195,8 +195,8 @@ def write_mistakes(
     """
     user_rows = without_bytes(user_rows)
     lines = []
-    for number, *mistake in mistakes:
-        row = predictions.iloc[number]
+    for mistake in mistakes:
+        row = predictions.iloc[mistake.number]
         text = row.get("text")
         if text is None:  # an image
             text, digest = row.get("file"), f"x{row[DIGEST]}"
@@ -206,9 +206,14 @@ def write_mistakes(
             {
                 "split": split,
                 "text": text,
-                **dict(zip(Mistake._fields[1:], mistake, strict=True)),
+                "label": mistake.label,
+                "suggested": mistake.suggested,
+                "probability": mistake.probability,
+                "why": mistake.why,
                 "digest": digest,
-                "user": {name: user_rows[name][number].as_py() for name in user_rows.column_names},
+                "user": {
+                    name: user_rows[name][mistake.number].as_py() for name in user_rows.column_names
+                },
             }
         )
     if lines:

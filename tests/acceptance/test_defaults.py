@@ -112,15 +112,14 @@ def test_the_head_starts_from_logistic_regression(still_run: finetune.Run) -> No
 @pytest.mark.contract("G5")
 @pytest.mark.parametrize("more", [{}, {"final_epochs": 1}, {"refit": True}])
 def test_where_rows_are_few_the_head_starts_from_the_mean_of_the_states(
-    more: dict[str, Any], reviews: Path, pretrained_bert: Path, trained: Trained
+    more: dict[str, Any], reviews: Path, pretrained_bert: Path, tmp_path: Path
 ) -> None:
     """The model is one of the library with one more layer. Its outputs are those of scikit-learn's
     regression of the states of the base, which are averaged here: of the training rows, and before
     the final epochs or a refit of the validation rows, too.
     """
-    name = "-".join(["mean", *more])
-    options = dict(dataset=str(reviews), model=str(pretrained_bert))
-    run = trained(name, "text", **options, **STILL, **more)
+    options = dict(dataset=str(reviews), model=str(pretrained_bert), disable_tqdm=True)
+    run = finetune.train("text", **options, **STILL, **more, output_dir=str(tmp_path / "run"))
     directory = run.path / "refit" if "refit" in more else run.path
     base = AutoModel.from_pretrained(pretrained_bert).eval()
     model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
@@ -226,11 +225,12 @@ def test_the_frozen_encoder_is_a_baseline(still_run: finetune.Run) -> None:
 
 @pytest.mark.contract("E3")
 def test_the_frozen_encoder_of_a_short_training_has_few_rows(
-    reviews: Path, pretrained_bert: Path, trained: Trained
+    reviews: Path, pretrained_bert: Path, tmp_path: Path
 ) -> None:
     """A tenth of the rows of two epochs, and its name says so."""
-    options = dict(dataset=str(reviews), model=str(pretrained_bert), head="probe")
-    run = trained("short", "text", num_train_epochs=2, **options)
+    options: dict[str, Any] = dict(dataset=str(reviews), model=str(pretrained_bert), head="probe")
+    options |= dict(num_train_epochs=2, disable_tqdm=True, output_dir=str(tmp_path / "run"))
+    run = finetune.train("text", **options)
     assert f"{FROZEN} (35 rows)" in run.metrics.baseline
 
 
