@@ -118,8 +118,9 @@ def test_where_rows_are_few_the_head_starts_from_the_mean_of_the_states(
     regression of the states of the base, which are averaged here: of the training rows, and before
     the final epochs or a refit of the validation rows, too.
     """
-    options = dict(dataset=str(reviews), model=str(pretrained_bert), disable_tqdm=True)
-    run = finetune.train("text", **options, **STILL, **more, output_dir=str(tmp_path / "run"))
+    options: dict[str, Any] = dict(dataset=str(reviews), model=str(pretrained_bert))
+    options |= dict(precision="fp32", disable_tqdm=True, output_dir=str(tmp_path / "run"))
+    run = finetune.train("text", **options, **STILL, **more)
     directory = run.path / "refit" if "refit" in more else run.path
     base = AutoModel.from_pretrained(pretrained_bert).eval()
     model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
