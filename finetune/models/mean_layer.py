@@ -17,8 +17,8 @@ from finetune.models.pretrained import FRESH_HEAD
 #: Families whose layers add, then normalize, and whose head is a linear layer, tanh, and the last
 #: layer, of the first state.
 FAMILIES = ("bert", "camembert", "roberta", "xlm-roberta")
-#: How often the mean is in the state of a token, which has its own share once: so one percent.
-_SHARE = 100.0
+#: The weight of the mean; the token's own state, which is added to it, has weight 1.
+_MEAN_WEIGHT = 100.0
 
 
 def can_have(config: PretrainedConfig | None) -> bool:
@@ -50,7 +50,7 @@ def append(model: PreTrainedModel) -> PreTrainedModel:
             linear.weight.zero_()
             linear.bias.zero_()
         attention.value.weight.fill_diagonal_(1)
-        after_attention.weight.fill_diagonal_(_SHARE)
+        after_attention.weight.fill_diagonal_(_MEAN_WEIGHT)
         head.dense.weight.fill_diagonal_(1)
     for name in (loaded_weights.ATTRIBUTE, FRESH_HEAD):
         setattr(longer, name, getattr(model, name, None))

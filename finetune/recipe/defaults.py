@@ -23,7 +23,7 @@ _ADAPTER_FACTOR = 10  # Schulman et al., "LoRA Without Regret", 2025
 _HEAD_ONLY_RATE = 1e-3
 #: With fewer training rows, or fewer than :data:`_MIN_ROWS_OF_CLASS` a class, the mean of the last
 #: states is a better start than the first state; and the learning rate is multiplied.
-_ROWS_OF_PROBE, _MEAN_FACTOR = 500, 0.5
+_MIN_ROWS_OF_PROBE, _MEAN_FACTOR = 500, 0.5
 _STEP_ROWS = 32
 #: With fewer rows, an epoch of such steps has one or two, or none.
 _BATCH, _MIN_ROWS_OF_BATCH, _SMALL_BATCH = "global_batch_size", 96, 8
@@ -111,7 +111,7 @@ def choose_head(recipe: Any) -> str:
     if not recipe.kind.has_one_class or any(others):
         return "probe"
     is_few = len(recipe.splits["train"]) < max(
-        _ROWS_OF_PROBE, _MIN_ROWS_OF_CLASS * recipe.kind.width
+        _MIN_ROWS_OF_PROBE, _MIN_ROWS_OF_CLASS * recipe.kind.width
     )
     return "mean" if is_few else "probe"
 

@@ -100,8 +100,7 @@ def _fit(
         reason = "adds something to the outputs of its last layer"
         return None, f"random weights, because {type(model).__name__} {reason}"
     features = encoded.head_inputs
-    spread = np.linalg.norm(features - features.mean(axis=0))
-    if spread < _MIN_SPREAD * np.linalg.norm(features):
+    if _hardly_differ(features):
         return None, "random weights, because the inputs of the last layer hardly differ by row"
     targets = _read_targets(recipe, "train", numbers)
     weights = _class_weights(recipe, arguments, targets)
@@ -155,9 +154,11 @@ def _fit(
 def add_validation_rows(
     recipe: Recipe, model: torch.nn.Module, arguments: FinetuneArguments
 ) -> None:
-    """Change a last layer that reads the mean, and is trained, as if its start had known the
-    validation rows: it becomes the linear model of training and validation rows, and what the
-    training changed. In place, on every process to the same weights; every process calls it.
+    """Add to a last layer that reads the mean what its start lacks: the linear model of training
+    and validation rows, minus that of the training rows. What the training changed stays.
+
+    In place, on every process to the same weights; every process calls it. Nothing happens with
+    other heads, for numbers, and where :func:`start_head` left the head random.
     """
     task = recipe.kind
     if choose_head(recipe) != "mean" or not task.has_probabilities:
@@ -177,6 +178,8 @@ def add_validation_rows(
         for split, rows in numbers.items():
             encoded = encoder.states(split, rows)
             assert encoded is not None  # as at the start
+            if split == "train" and _hardly_differ(encoded.head_inputs):
+                return None
             features.append(encoded.head_inputs)
             targets.append(steps.read_labels(recipe.prepared[split])[rows])
             labels = np.concatenate(targets)
@@ -193,6 +196,12 @@ def add_validation_rows(
     with torch.no_grad():
         for weights, change in zip((layer.weight, layer.bias), changes, strict=True):
             weights += torch.as_tensor(change, dtype=weights.dtype, device=weights.device)
+
+
+def _hardly_differ(features: np.ndarray) -> bool:
+    """Return whether a linear model of features would have very large weights."""
+    spread = np.linalg.norm(features - features.mean(axis=0))
+    return bool(spread < _MIN_SPREAD * np.linalg.norm(features))
 
 
 def _class_weights(
@@ -248,14 +257,14 @@ def frozen_baseline(
 
 def _sample_rows(recipe: Recipe, arguments: FinetuneArguments | None) -> np.ndarray:
     """Return the training rows that are encoded, sorted, shape ``(rows,)``."""
+    if choose_head(recipe) == "mean":  # which the training changes little
+        return _draw(recipe, "train", _MAX_ROWS)
     rows = len(recipe.training_rows)
     planned = 3 * rows
     if arguments is not None and arguments.max_steps > 0:
         planned = arguments.max_steps * (arguments.global_batch_size or _STEP_ROWS)
     elif arguments is not None:
         planned = round(rows * arguments.num_train_epochs)  # type: ignore[operator]
-    if choose_head(recipe) == "mean":  # which the training changes little
-        return _draw(recipe, "train", _MAX_ROWS)
     most = _MAX_ROWS
     if recipe.labels_words:
         most = math.ceil(_MAX_WORDS / words.count_labelled(recipe.prepared["train"], ()).mean())

@@ -186,6 +186,26 @@ def test_a_random_head_is_not_fitted(reviews: Path, pretrained_bert: Path, bert:
         assert not any(note.startswith("head: ") for note in recipe.notes)
 
 
+@pytest.mark.contract("G5")
+def test_a_mean_that_hardly_differs_leaves_the_head_random(
+    reviews: Path, pretrained_bert: Path, tmp_path: Path
+) -> None:
+    """Also before the final epochs: the states of this base are the same for every text."""
+    shutil.copytree(pretrained_bert, tmp_path / "base")
+    base = AutoModel.from_pretrained(pretrained_bert)
+    with torch.no_grad():
+        for table in ("word_embeddings", "position_embeddings"):
+            getattr(base.embeddings, table).weight.zero_()
+    base.save_pretrained(tmp_path / "base")
+    options: dict[str, Any] = dict(dataset=str(reviews), model=str(tmp_path / "base"))
+    options |= dict(precision="fp32", disable_tqdm=True, output_dir=str(tmp_path / "run"))
+    run = finetune.train("text", **options, **STILL, final_epochs=1)
+    (note,) = (note for note in run.manifest.data.notes if note.startswith("head: "))
+    assert "random weights, because the inputs of the last layer hardly differ" in note
+    model = AutoModelForSequenceClassification.from_pretrained(run.path)
+    assert model.classifier.weight.std().item() == pytest.approx(0.1, rel=0.3)  # as it was made
+
+
 @pytest.mark.contract("G5", "F4")
 def test_a_head_that_cannot_read_the_mean_is_refused(
     reviews: Path, tmp_path: Path, cli: Callable[..., Finished], vit: Path, bert: Path

@@ -21,6 +21,7 @@ from transformers import pipeline
 
 import finetune
 from tests.acceptance.conftest import LENGTH, Finished, user_error
+from tests.acceptance.test_export import OTHER as OTHER_TEXTS
 from tests.acceptance.test_push import EXPORT, SENT, server  # noqa: F401
 from tests.acceptance.test_tokens import chunks, short_rows, spans
 from tests.hub import Hub
@@ -141,26 +142,7 @@ def test_frames_with_missing_rows_in_processes(exported_entities: finetune.Run) 
 
 
 #: A recipe whose exported model answers otherwise than in the run, and one with its own windows.
-OTHER = """
-import torch
-
-from finetune import TokenRecipe
-
-
-class Mine(TokenRecipe):
-    def load_model(self, directory, labels):
-        model = super().load_model(directory, labels)
-        forward = model.forward
-
-        def other(input_ids=None, attention_mask=None, token_type_ids=None, labels=None):
-            outputs = forward(input_ids, attention_mask, token_type_ids, labels=labels)
-            if torch.compiler.is_exporting():
-                outputs["logits"] = outputs["logits"] * 1.1
-            return outputs
-
-        model.forward = other
-        return model
-"""
+OTHER = OTHER_TEXTS.replace("TextRecipe", "TokenRecipe")
 OWN = """
 from finetune import TokenRecipe
 
