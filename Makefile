@@ -30,7 +30,7 @@ demo: $(READY)  ## fine-tune on real text in two processes, no Hub (3 minutes)
 acceptance: $(READY)  ## test what docs/contract.md promises (5 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(IN_TWO) tests/acceptance
 
-test: $(READY)  ## all tests but the slow ones: before a push (12 to 16 minutes)
+test: $(READY)  ## all tests but the slow ones: before a push (11 to 16 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(IN_TWO)
 
 arguments: $(READY)  ## train with every argument of the library, print a table (20 minutes)
