@@ -77,7 +77,9 @@ class RecipeOptions:
     exclude: str | None = _splits(None, "leave out all rows listed in suspects.csv", "FILE,FILE")
 
     positive_label: str | None = _training(
-        None, "of two classes the one that F1, precision, recall and curves are of (unset: second)"
+        None,
+        "of two classes the one that F1, precision, recall and curves are of (unset: the one named "
+        "positive, yes, true, spam or 1, else the second)",
     )
 
     loss_function: str | None = _training(None, "loss of the task (unset: its default)")

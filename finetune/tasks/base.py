@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Scored)
 Tell = Callable[[str], object]
 Columns = dict[str, Any]  # column name -> array or list with a value for each row
+#: Names of a class, in lower case, that is the positive one of two.
+_POSITIVE = ("1", "+1", "pos", "positive", "spam", "true", "yes")
 _MAX_LISTED = 12  # the most labels or targets that the start block lists
 
 
@@ -66,7 +68,7 @@ class Task(ABC, Generic[S]):
     labels: list[str] = field(default_factory=list)
     loss_function: str = ""  # a key of ``losses``; empty for the first
     thresholds: str = "none"  # that :meth:`fit` fits
-    positive_label: str | None = None  # of two classes; None for the second
+    positive_label: str | None = None  # of two classes; None: by their names, else the second
 
     def __post_init__(self) -> None:
         if self.loss_function and self.loss_function not in self.losses:
@@ -90,7 +92,9 @@ class Task(ABC, Generic[S]):
         """The positive class of two classes, which binary scores and curves are of."""
         if not self.has_one_class or len(self.labels) != 2:
             return None
-        return self.positive_label or self.labels[1]
+        named = [label for label in self.labels if label.lower() in _POSITIVE]
+        default = named[0] if len(named) == 1 else self.labels[1]
+        return self.positive_label or default
 
     @property
     def width(self) -> int:

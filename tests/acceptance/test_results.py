@@ -386,6 +386,29 @@ def test_the_scores_of_two_classes_are_those_of_the_positive_one(
     assert comparison.settings["positive_label"] == ["None", "bad"]
 
 
+@pytest.mark.contract("B6")
+@pytest.mark.parametrize(
+    ("names", "positive"),
+    [
+        (("positive", "negative"), "positive"),
+        (("Yes", "No"), "Yes"),
+        (("1", "0"), "1"),
+        (("spam", "ham"), "spam"),
+        (("good", "bad"), "bad"),
+        (("yes", "true"), "true"),
+    ],
+)
+def test_the_positive_class_has_a_name_that_says_so(
+    names: tuple[str, str], positive: str, reviews: Path, bert: Path
+) -> None:
+    """Else it is the second one."""
+    recipe = type("Named", (Text,), {"label_names": names})(
+        dataset=str(reviews), model=str(bert), label_map=f"good={names[0]},bad={names[1]}"
+    )
+    assert recipe.labels == list(names)
+    assert recipe.kind.positive_name == positive
+
+
 @pytest.mark.contract("E2")
 def test_labels_are_those_of_scikit_learn(multi_label_run: finetune.Run) -> None:
     """Precision, recall, F1, average precision and support of each label, co-occurrences."""
