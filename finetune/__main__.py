@@ -1,5 +1,11 @@
 """Run the command line: ``python -m finetune``."""
 
-from finetune.cli import main
+import sys
+
+try:
+    from finetune.cli import main
+except KeyboardInterrupt:
+    sys.stderr.write("interrupted\n")
+    raise SystemExit(130) from None
 
 raise SystemExit(main())

@@ -32,7 +32,8 @@ VERBS = {
     "list": "list the recipes, or the runs in a directory: list [DIRECTORY]",
     "skill": "install the skill that tells an agent how to use this: skill [DIRECTORY]",
 }
-
+#: Verbs whose work a signal stops so that it can be continued.
+_TRAINING = ("train", "repeat", "search")
 _USAGE = """\
 usage: python -m finetune RECIPE [flags]
        python -m finetune RECIPE [flags] --num_processes 2
@@ -126,10 +127,13 @@ def _run(words: list[str]) -> Any:
         raise UserError(f"{verb} runs in one process: type python -m finetune {verb} ...")
     if verb not in ("doctor", "search"):  # processes of a search are its workers
         distributed.refuse_separate_processes()
-    from finetune.cli import console, verbs
+    with contextlib.ExitStack() as stack:
+        if verb in _TRAINING:  # also while libraries are imported
+            stack.enter_context(stopping.handled())
+        from finetune.cli import console, verbs
 
-    warnings.showwarning = lambda message, *_, **__: console.print_stderr(str(message))
-    return getattr(verbs, verb)(rest)
+        warnings.showwarning = lambda message, *_, **__: console.print_stderr(str(message))
+        return getattr(verbs, verb)(rest)
 
 
 def _list(words: list[str]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from finetune.errors import Finding, UserError, counted
 from finetune.predicting import READING
 from finetune.recipe import catalog
 from finetune.recipe.run import Run
-from finetune.runtime import distributed, hub, stopping
+from finetune.runtime import distributed, hub
 from finetune.runtime.files import write_whole
 from finetune.runtime.importing import require_packages
 from finetune.sets import is_set, require_optuna
@@ -51,9 +51,8 @@ def train(words: Sequence[str]) -> Answer:
     from finetune.cli.screen import print_event
     from finetune.pipeline.train import run_training
 
-    with stopping.handled():
-        settings = Settings.from_command_line(recipe, flags)
-        run = run_training(settings, print_event)
+    settings = Settings.from_command_line(recipe, flags)
+    run = run_training(settings, print_event)
     if not distributed.is_main_process():
         return None
     if settings.dry_run:
@@ -133,9 +132,8 @@ def _run_set(
     from finetune.sets.search import run_search
 
     run = run_search if verb is search else run_repeat
-    with stopping.handled():
-        base = Settings.from_command_line(recipe, recipe_flags)
-        run_set = run(base, print_event, **options)
+    base = Settings.from_command_line(recipe, recipe_flags)
+    run_set = run(base, print_event, **options)
     if distributed.is_main_process():
         _print_set(run_set)
 

@@ -156,7 +156,7 @@ def stop(error: BaseException) -> int:
         _wait_to_be_ended()
     line = first_line(error)
     if isinstance(error, Stopped):
-        message = line if rank == 0 else ""
+        message = str(error) if rank == 0 else ""  # a value in its command may have several lines
     elif isinstance(error, (UserError, RunError)):
         message = "\n".join(f"error: {line}" for line in getattr(error, "mistakes", (error,)))
     elif is_lost:

@@ -843,6 +843,18 @@ def assert_resumed_from(step: int, output: str) -> None:
     assert any(re.search(rf"\bstep {step}\b", line) for line in lines), lines
 
 
+@pytest.mark.contract("D7")
+def test_a_signal_while_libraries_are_imported_is_answered_as_later(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*names: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("finetune.cli.console.import_libraries", interrupt)
+    stopped = train(tmp_path / "run")
+    assert (stopped.status, stopped.stderr) == (75, "interrupted by SIGINT\n")
+
+
 def checkpoints(run: Path) -> list[str]:
     return sorted((path.name for path in run.glob("checkpoint-*")), key=lambda name: int(name[11:]))
 
