@@ -188,7 +188,9 @@ def find_files(
     if len(folders) > 1:
         stems |= folders
     if len(set(map(guess_split, stems)) - {None}) > 1:
-        raise UserError(f"--dataset '{dataset}': files of several splits: pass their directory")
+        raise UserError(
+            f"'{dataset}': expected files of one split, found several: pass their directory"
+        )
     return SplitFiles("tables", {"train": paths}, root, facts=facts)
 
 

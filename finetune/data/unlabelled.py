@@ -7,6 +7,7 @@ from datasets import Dataset, DatasetDict
 
 from finetune.data import ROW, digests, tokenize
 from finetune.data.columns import find_complete, require_columns
+from finetune.data.files_of_splits import NoTrainSplit
 from finetune.data.sources import Source
 from finetune.data.splits import ORDER, Plan, index_rows
 from finetune.errors import Findings, UserError
@@ -33,9 +34,18 @@ def read_unlabelled(
     """
     findings = Findings()
     findings.find_places = lambda _, rows: source.find_places("train", rows)
-    dataset = source.load(findings)
-    if len(dataset) > 1:
-        raise UserError(f"--{NAME}: expected one split, found {', '.join(dataset)}")
+    try:
+        dataset = source.load(findings)
+        names = list(dataset)
+    except NoTrainSplit as error:
+        names = list(error.splits)
+    except UserError as error:
+        raise UserError(*(f"--{NAME}: {mistake}" for mistake in error.mistakes)) from error
+    if names != ["train"]:
+        raise UserError(
+            f"--{NAME} {source.dataset}: expected a file, a pattern of files, or one split, train; "
+            f"found {', '.join(names) or 'no file of rows'}"
+        )
     rows = dataset["train"]
     flag = "--text_columns" if len(columns) > 1 else "--text_column"
     require_columns(DatasetDict({NAME: rows}), {flag: columns}, findings)

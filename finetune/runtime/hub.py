@@ -19,6 +19,12 @@ from finetune.errors import UserError
 from finetune.runtime import formats
 
 _SECONDS = 1.0
+#: What names own files instead, by option.
+_OWN_FILES = {
+    "dataset": "--dataset FILE (of evaluate: --data FILE)",
+    "unlabelled": "--unlabelled FILE",
+    "model": "--model DIRECTORY",
+}
 #: Weight files of a cached model. They are downloaded last, so a model with them is complete.
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
@@ -55,7 +61,7 @@ def missing(options: Mapping[str, Any]) -> dict[str, str]:
     revisions and the ``dataset_config`` in ``options`` count.
     """
     names = {}
-    for option in ("dataset", "unlabelled", "model"):
+    for option in _OWN_FILES:
         name = options.get(option)
         revision = options.get(f"{option}_revision")
         config = options.get(f"{option}_config")
@@ -99,7 +105,7 @@ def require(options: Mapping[str, Any], *, embedded: bool = False, packaged: str
     if packaged and "model" in names:
         alternatives.append(f"--model {packaged}: a small model, no download")
     alternatives += [
-        "--dataset FILE (of evaluate: --data FILE), --model DIRECTORY: your own files",
+        f"{', '.join(_OWN_FILES[name] for name in names)}: your own files",
         "HF_ENDPOINT=https://a.mirror, HF_HUB_OFFLINE=0 or HF_HOME=/a/filled/cache before the "
         "command",
     ]
