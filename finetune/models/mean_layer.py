@@ -26,7 +26,7 @@ def can_have(config: PretrainedConfig | None) -> bool:
     return config is not None and config.model_type in FAMILIES
 
 
-def append(model: PreTrainedModel) -> PreTrainedModel:
+def append(model: Any) -> PreTrainedModel:
     """Return a model with one more layer, all weights of ``model``, and this first state: the mean
     of the last hidden states of ``model`` over the tokens, with mean 0 and variance 1.
 

@@ -17,7 +17,7 @@ from finetune.data.comma_list import join_values
 from finetune.data.digests import fingerprint
 from finetune.errors import counted
 from finetune.models.pretrained import commit
-from finetune.recipe import scoring, teacher
+from finetune.recipe import scoring
 from finetune.rules.devices import uses_fsdp
 from finetune.runs import provenance
 from finetune.runs.records import Data, Launch, Manifest
@@ -107,7 +107,7 @@ def describe_configuration(settings: Settings) -> dict[str, Any]:
         },
         "data": fingerprint(recipe.splits, recipe.input_column),
         "rows": rows,
-        "teacher": [model.digest for model in teacher.open_teachers(recipe)],
+        "teacher": [model.digest for model in recipe.teachers],
         "unlabelled": unlabelled,
         "soft_labels": Hasher.hash(recipe.soft_labels),
         "labels": recipe.labels,

@@ -75,6 +75,8 @@ def evaluate(
     """
     run = Run.load(run, trust_recipe=trust_recipe)
     run.require_model()
+    if data is None and run.manifest.not_scored:
+        raise UserError(f"{run.path}: {run.manifest.not_scored}; for other rows type --data FILE")
     source = str(run.path)
     recorded = run.metrics.test if data is None else None
     if data is not None:

@@ -16,7 +16,7 @@ from finetune.errors import UserError
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
 from finetune.pipeline.description import describe_configuration
-from finetune.recipe import Recipe, TextRecipe, defaults, scoring, teacher
+from finetune.recipe import Recipe, TextRecipe, defaults, scoring
 from finetune.recipe.catalog import display_name, origin
 from finetune.recipe.options import ModelOptions, rule_options
 from finetune.reporting import tracking
@@ -184,11 +184,15 @@ def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:
     names = defaults.unset_names(settings.recipe, settings.training)
     if settings.training.get("final_epochs") is None:
         names.append("final_epochs")
-    stored = {name: value for name, value in resumed.configuration.items() if name in names}
+    configuration = resumed.configuration
+    stored = {name: configuration[name] for name in names if name in configuration}
     if ignores_warmup(settings.values):  # if it were typed, it would be refused
         stored.pop("warmup_steps", None)
     if settings.values.max_minutes is not None:  # the minutes decide
         stored.pop("num_train_epochs", None)
+    values = [f"{name} {value}" for name, value in stored.items() if value]
+    if values:
+        settings.recipe.note(f"{', '.join(values)}: as before, in the run that is resumed")
     return replace(settings, training=settings.training | stored)
 
 
@@ -302,7 +306,7 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> bool:
             check_task(rule_options(recipe).beside(values, settings.user_options), task)
             _ = recipe.weights  # may name classes that the data does not have
         with report.collect():
-            for model in teacher.open_teachers(recipe):
+            for model in recipe.teachers:
                 model.report_held_out_rows(recipe)
         for name in ("unlabelled_rows", "soft_labels"):
             with report.collect():

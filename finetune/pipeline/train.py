@@ -198,7 +198,12 @@ def _train_and_write(
 ) -> None:
     """Train as prepared, and write the results in the process that writes the run."""
     settings = prepared.settings
-    trainer, recipe = _build_trainer(prepared, scored_run)
+    all_rows = None  # the recipe on training and validation rows, for a second training
+    if scored_run is not None:
+        all_rows = _on_all_rows(settings.recipe)
+    trainer, recipe = _build_trainer(prepared, all_rows)
+    shown = dataclasses.replace(settings, recipe=all_rows or recipe)
+    emit(Started(shown, settings.arguments, prepared.steps, trainer.model))
     final_recipe = None
     baseline_recipe = recipe  # baselines are fitted on the rows that the model is trained on
     if settings.arguments.final_epochs and pruning is None:
@@ -267,9 +272,7 @@ def _report_without_training(prepared: Prepared) -> None:
         distributed.leave_process_group()
 
 
-def _build_trainer(
-    prepared: Prepared, scored_run: ScoredRun | None = None
-) -> tuple[Trainer, Recipe]:
+def _build_trainer(prepared: Prepared, all_rows: Recipe | None = None) -> tuple[Trainer, Recipe]:
     """Build the trainer, which reports its logs as events and does not print them. That of a second
     training has all rows, but the weights of classes of the first, and its head unless this reads
     the mean.
@@ -281,15 +284,19 @@ def _build_trainer(
     load_model = None
     if prepared.resumption.path is not None:  # the checkpoint has the weights of the head
         load_model = recipe.new_model
+        if (manifest := prepared.resumption.manifest) is not None:
+            for note in manifest.data.notes:
+                if note.startswith(probe.NOTE):
+                    recipe.note(note)
     changes = {}
-    if scored_run is not None:
-        changes["train_dataset"] = _on_all_rows(recipe).training_rows
+    if all_rows is not None:
+        changes["train_dataset"] = all_rows.training_rows
     trainer = build_trainer(recipe, prepared.settings.arguments, load_model, **changes)
     trainer.configuration = prepared.configuration
     trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
     _emit_logs(trainer)
     assert trainer.model is not None
-    if scored_run is not None and load_model is None:
+    if all_rows is not None and load_model is None:
         probe.add_validation_rows(recipe, trainer.model, trainer.args)
     if has_adapter(recipe) and not hasattr(trainer.model, "merge_adapter"):
         raise UserError("--adapter lora: adapt() of the recipe must return super().adapt(...)")
@@ -543,7 +550,7 @@ class _Recording:
         try:
             yield
         except KeyboardInterrupt as stop:
-            hint = "to train, type the command again"
+            hint = f"to start again: {self.settings.command}"
             if self.run is not None:
                 self.run.update(status="interrupted", stopped_by=getattr(stop, "name", None))
                 paths = checkpoints.list_checkpoints(self.run.path)
@@ -578,7 +585,6 @@ def _start_run(prepared: Prepared, trainer: Trainer, scored_run: ScoredRun | Non
     settings = prepared.settings
     resumption = prepared.resumption
     directory = settings.output_dir
-    emit(Started(settings, settings.arguments, prepared.steps, trainer.model))
     manifest = describe_run(settings, prepared.configuration)
     if scored_run is not None:
         manifest = dataclasses.replace(

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
 
     from finetune.recipe.scoring import Scoring
+    from finetune.recipe.teacher import Teacher
     from finetune.tasks.base import Task
     from finetune.training.arguments import FinetuneArguments
     from finetune.training.trainer import Trainer
@@ -124,11 +125,9 @@ class Recipe(RecipeOptions):
 
     def resolved_options(self) -> dict[str, Any]:
         """Return the options by name, with the values that follow from data and model."""
-        from finetune.recipe.defaults import choose_head
-
         options = {option.name: getattr(self, option.name) for option in dataclasses.fields(self)}
         if "head" in options:
-            options["head"] = choose_head(self)
+            options["head"] = self.initial_head
         return options
 
     def note(self, sentence: str) -> None:
@@ -275,12 +274,10 @@ class Recipe(RecipeOptions):
         :meth:`trainer` divides by the sum of their weights, which is 1 per row on average.
         """
         from finetune.models import pretrained
-        from finetune.recipe import teacher
+        from finetune.recipe import probe, teacher
 
         loss = self.kind.global_loss(self.loss, self.weights)
         if model is None:
-            from finetune.recipe import probe
-
             model = self.kind.initialized(self.new_model(), self.note)
             probe.start_head(self, model, arguments)
         pretrained.save_own_names(model)
@@ -300,13 +297,11 @@ class Recipe(RecipeOptions):
         """
         from transformers import PreTrainedModel
 
-        from finetune.models import loaded_weights, mean_layer, pretrained
-        from finetune.recipe.defaults import choose_head
+        from finetune.models import loaded_weights, mean_layer
 
         if (model := self.build_model(self.labels)) is None:
             raise UserError("build_model() returned None: return the model")
-        has_new_head = getattr(model, pretrained.FRESH_HEAD, False)
-        if choose_head(self) == "mean" and has_new_head and pretrained.is_pretrained(model):
+        if self.initial_head == "mean":
             model = mean_layer.append(model)
         if isinstance(model, PreTrainedModel):
             model.config.problem_type = self.kind.problem_type
@@ -328,7 +323,8 @@ class Recipe(RecipeOptions):
         from finetune.training.arguments import argument_values
         from finetune.training.trainer import build_trainer
 
-        argument_values(self.defaults(), training_arguments)  # check before data is loaded
+        defaults = self.training_defaults(training_arguments, is_loaded=False)
+        argument_values(defaults, training_arguments)  # check before data is loaded
         if training_arguments.get("resume"):
             raise UserError("resume=True: of a trainer it is resume_from_checkpoint='last'")
         for name in ("final_epochs", "refit"):
@@ -431,6 +427,22 @@ class Recipe(RecipeOptions):
 
         return teacher.soft_labels(self)
 
+    @functools.cached_property
+    def teachers(self) -> list[Teacher]:
+        """The models of ``--teacher``, which are not loaded."""
+        from finetune.recipe import teacher
+
+        return teacher.open_teachers(self)
+
+    @functools.cached_property
+    def initial_head(self) -> str:
+        """The start of a new last layer: ``probe``, ``mean`` or ``random``, which follows from
+        ``--head``, the rows and the model.
+        """
+        from finetune.recipe.defaults import choose_head
+
+        return choose_head(self)
+
     def columns_read(self) -> list[str]:
         """Return the user's names of the columns that the model reads, in order."""
         return [self.input_column]
@@ -511,7 +523,7 @@ class Recipe(RecipeOptions):
             user_options: The training arguments of the user, which are only checked.
             is_loaded: Whether to use the rows, which decide the task and so the metrics.
         """
-        from finetune.recipe.defaults import with_schedule
+        from finetune.recipe.defaults import may_shrink_batch, with_schedule
         from finetune.recipe.scoring import require_direction
 
         defaults = self.defaults()
@@ -536,4 +548,6 @@ class Recipe(RecipeOptions):
                 require_direction(metric, merged.get("greater_is_better"))
         if is_loaded:
             return with_schedule(self, defaults, user_options)
+        if may_shrink_batch(self, user_options):
+            defaults.pop("global_batch_size", None)
         return defaults

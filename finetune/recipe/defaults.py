@@ -55,7 +55,7 @@ def _resolve(recipe: Any, step_rows: int) -> dict[str, Any]:
         rate *= _ADAPTER_FACTOR
     if recipe.freeze == "base":
         rate = _HEAD_ONLY_RATE
-    elif choose_head(recipe) == "mean":
+    elif recipe.initial_head == "mean":
         rate *= _MEAN_FACTOR
     steps = _STEPS + _STEPS_OF_OUTPUT * recipe.kind.width
     epochs = min(max(math.ceil(steps * step_rows / rows), _MIN_EPOCHS), _MAX_EPOCHS)
@@ -63,17 +63,11 @@ def _resolve(recipe: Any, step_rows: int) -> dict[str, Any]:
     return {"learning_rate": rate, "num_train_epochs": float(epochs), "warmup_steps": _WARMUP}
 
 
-def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
-    """Return the names in :data:`SCHEDULE` that neither the recipe nor the user sets, and where
-    rows are few ``global_batch_size``, and unless somebody asks for the best epoch,
-    ``load_best_model_at_end`` and ``final_epochs``.
+def _set_values(recipe: Recipe, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the training arguments that the recipe or the user sets.
 
     The values of a recipe are for its own model: with another ``--model`` they are not used. A
     recipe with a learning rate has no warm-up unless it says so.
-
-    Args:
-        recipe: The recipe, whose rows are loaded.
-        typed: The training arguments of the user and of ``--embedded``.
     """
     values = recipe.defaults()
     if values.get("learning_rate") is not None:
@@ -81,10 +75,31 @@ def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
     model = type(recipe).__dataclass_fields__.get("model")
     if model is not None and model.default not in ("", recipe.model):  # type: ignore[attr-defined]
         values = {name: value for name, value in values.items() if name not in SCHEDULE}
-    values |= typed
-    names = [name for name in SCHEDULE if values.get(name) is None]
-    has_own_batch = not names or set(BATCH_SIZES) & set(typed)
-    if not has_own_batch and _count_rows(recipe) < _MIN_ROWS_OF_BATCH:
+    return values | dict(typed)
+
+
+def _unset_schedule(values: Mapping[str, Any]) -> list[str]:
+    return [name for name in SCHEDULE if values.get(name) is None]
+
+
+def may_shrink_batch(recipe: Recipe, typed: Mapping[str, Any]) -> bool:
+    """Return whether the rows of a step depend on how many rows there are."""
+    has_schedule = not _unset_schedule(_set_values(recipe, typed))
+    return not (has_schedule or set(BATCH_SIZES) & set(typed))
+
+
+def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
+    """Return the names in :data:`SCHEDULE` that neither the recipe nor the user sets, and where
+    rows are few ``global_batch_size``, and unless somebody asks for the best epoch,
+    ``load_best_model_at_end`` and ``final_epochs``.
+
+    Args:
+        recipe: The recipe, whose rows are loaded.
+        typed: The training arguments of the user and of ``--embedded``.
+    """
+    values = _set_values(recipe, typed)
+    names = _unset_schedule(values)
+    if may_shrink_batch(recipe, typed) and _count_rows(recipe) < _MIN_ROWS_OF_BATCH:
         names.append(_BATCH)
     is_asked = _BEST in typed or "metric_for_best_model" in typed
     is_asked = is_asked or values.get("early_stopping_patience") is not None
@@ -97,23 +112,44 @@ def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
 
 def choose_head(recipe: Any) -> str:
     """Return the start of a new last layer: ``--head``, or if it is unset ``mean`` where rows are
-    few and the model can have it, else ``probe``; ``random`` if the recipe has no such option.
+    few, else ``probe``; ``random`` if the recipe has no such option. ``mean`` is ``probe`` if the
+    model has no new head, or random weights.
 
     Args:
         recipe: The recipe, whose rows are loaded.
     """
+    import torch
+
+    from finetune.models import pretrained
+
+    head: str | None = getattr(recipe, "head", "random")
+    if head is None:
+        head = "mean" if _reads_mean(recipe) else "probe"
+    if head == "mean":
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # more of them could make a process hang that is forked later
+        try:
+            model = recipe.build_model(recipe.labels)
+        finally:
+            torch.set_num_threads(threads)
+        is_new = getattr(model, pretrained.FRESH_HEAD, False)
+        if not (is_new and pretrained.is_pretrained(model)):
+            if recipe.head is not None:
+                reason = "the model has a head for these labels, or random weights"
+                recipe.note(f"--head mean adds no layer: {reason}")
+            return "probe"
+    return head
+
+
+def _reads_mean(recipe: Any) -> bool:
+    """Return whether the default may be a head that reads the mean."""
     from finetune.models import mean_layer
 
-    head: str = getattr(recipe, "head", "random") or "probe"
-    if head != "probe" or recipe.head is not None or not mean_layer.can_have(recipe.model_config):
-        return head
     others = (recipe.adapter, recipe.freeze, recipe.teacher)  # which it was not measured with
-    if not recipe.kind.has_one_class or any(others):
-        return "probe"
-    is_few = len(recipe.splits["train"]) < max(
-        _MIN_ROWS_OF_PROBE, _MIN_ROWS_OF_CLASS * recipe.kind.width
-    )
-    return "mean" if is_few else "probe"
+    if not mean_layer.can_have(recipe.model_config) or any(others):
+        return False
+    min_rows = max(_MIN_ROWS_OF_PROBE, _MIN_ROWS_OF_CLASS * recipe.kind.width)
+    return bool(recipe.kind.has_one_class) and len(recipe.splits["train"]) < min_rows
 
 
 def _may_use_validation_rows(recipe: Any, values: Mapping[str, Any]) -> bool:

@@ -26,7 +26,6 @@ from finetune.data.batches import DRAWN_FROM
 from finetune.models import families, head
 from finetune.models.pretrained import FRESH_HEAD, is_pretrained
 from finetune.recipe import states
-from finetune.recipe.defaults import choose_head
 from finetune.recipe.states import States
 from finetune.runtime import activity, distributed, files, hardware
 from finetune.statistics import baselines
@@ -50,6 +49,9 @@ _MAX_VALIDATION_ROWS = 1_000
 #: with one of its layers 0.003, where the weights of a regression, and so the gradients of the
 #: layer below, are 200 times as large as usual.
 _MIN_SPREAD = 0.01
+#: Attribute of a model: the linear model that its head was started with.
+_REGRESSION = "_regression_of_head"
+NOTE = "head: "  # what notes about the start of a head begin with
 _LESS_MEMORY = "--head random, a smaller --max_length, or --precision bf16"
 _VERSION = 2  # increment when the same model and rows should yield other states
 
@@ -62,7 +64,7 @@ def start_head(
     Nothing happens with ``--head random``, if the head is continued, or if the base
     model has random weights.
     """
-    if choose_head(recipe) == "random" or not getattr(model, FRESH_HEAD, False):
+    if recipe.initial_head == "random" or not getattr(model, FRESH_HEAD, False):
         return
     started = time.perf_counter()
 
@@ -77,8 +79,9 @@ def start_head(
         weights = {"weight": torch.tensor(linear.weight), "bias": torch.tensor(linear.bias)}
         # a layer without a bias ignores it
         head.last_linear(model, recipe.kind.width).load_state_dict(weights, strict=False)
+        setattr(model, _REGRESSION, linear)
     if note:
-        recipe.note(f"head: {note} ({time.perf_counter() - started:.1f} s)")
+        recipe.note(f"{NOTE}{note} ({time.perf_counter() - started:.1f} s)")
 
 
 def _fit(
@@ -120,7 +123,7 @@ def _fit(
     name = f"{task.linear_model} of {len(numbers):,} rows"
     if weights is not None and task.label_kind == "labels" and name.startswith("ridge"):
         name += " without class weights"
-    reads_mean = choose_head(recipe) == "mean"
+    reads_mean = recipe.initial_head == "mean"
     if loss > LOSS_SHARE * constant_loss and not reads_mean:
         losses = f"its validation loss is {loss:.3g}, and {constant_loss:.3g} without inputs"
         return None, f"random weights, because {name} predicts little: {losses}"
@@ -161,31 +164,32 @@ def add_validation_rows(
     other heads, for numbers, and where :func:`start_head` left the head random.
     """
     task = recipe.kind
-    if choose_head(recipe) != "mean" or not task.has_probabilities:
+    if recipe.initial_head != "mean" or not task.has_probabilities:
         return
+
+    def regress(features: np.ndarray, targets: np.ndarray) -> Linear:
+        weights = _class_weights(recipe, arguments, targets)
+        return task.fit_linear(features, targets, weights, has_bias=True)
 
     def fit() -> tuple[np.ndarray, np.ndarray] | None:
         torch.manual_seed(arguments.seed)  # as the training did: the same states are cached
-        base = recipe.new_model()
-        if not getattr(base, FRESH_HEAD, False) or not is_pretrained(base):
-            return None
+        base: Any = recipe.new_model()
         encoder = _Encoder(recipe, base, arguments)
         numbers = {
             "train": _sample_rows(recipe, arguments),
             "validation": np.arange(len(recipe.prepared["validation"])),
         }
-        features, targets, models = [], [], []
+        features, targets = [], []
         for split, rows in numbers.items():
             encoded = encoder.states(split, rows)
             assert encoded is not None  # as at the start
-            if split == "train" and _hardly_differ(encoded.head_inputs):
-                return None
             features.append(encoded.head_inputs)
-            targets.append(steps.read_labels(recipe.prepared[split])[rows])
-            labels = np.concatenate(targets)
-            weights = _class_weights(recipe, arguments, labels)
-            models.append(task.fit_linear(np.concatenate(features), labels, weights, has_bias=True))
-        before, after = models
+            targets.append(_read_targets(recipe, split, rows))
+        if _hardly_differ(features[0]):
+            return None
+        # a resumed training did not start the head
+        before = getattr(model, _REGRESSION, None) or regress(features[0], targets[0])
+        after = regress(np.concatenate(features), np.concatenate(targets))
         return after.weight - before.weight, after.bias - before.bias
 
     with explained(arguments, "encoding rows for the head", _LESS_MEMORY):
@@ -233,7 +237,8 @@ def frozen_baseline(
     name = f"{baselines.FROZEN} + {task.linear_model}"
     try:
         torch.manual_seed(arguments.seed)  # as the training did: the same states may be cached
-        model = recipe.with_values(head="probe").new_model()  # without a layer for the mean
+        # without a layer for the mean
+        model = recipe.with_values(initial_head="probe").new_model()
         if not is_pretrained(model):
             return
         encoder = _Encoder(recipe, model, arguments)
@@ -257,7 +262,7 @@ def frozen_baseline(
 
 def _sample_rows(recipe: Recipe, arguments: FinetuneArguments | None) -> np.ndarray:
     """Return the training rows that are encoded, sorted, shape ``(rows,)``."""
-    if choose_head(recipe) == "mean":  # which the training changes little
+    if recipe.initial_head == "mean":  # which the training changes little
         return _draw(recipe, "train", _MAX_ROWS)
     rows = len(recipe.training_rows)
     planned = 3 * rows

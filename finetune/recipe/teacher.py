@@ -28,7 +28,7 @@ from finetune.data.tokenize import read_by_model
 from finetune.errors import UserError, counted
 from finetune.predicting import Options
 from finetune.predicting.engines import OnnxSession, require_engine
-from finetune.predicting.files import EXPORT, Export, digest_of_model
+from finetune.predicting.files import EXPORT, Export, Facts, digest_of_model
 from finetune.predicting.inference import Inference
 from finetune.predicting.text import FastTokenizer, text_inference
 from finetune.recipe import catalog
@@ -87,9 +87,7 @@ class Teacher:
         if facts.function == "sigmoid":
             raise UserError(f"{path}: thresholds are part of this export; expected its run")
 
-        def load() -> Inference:
-            return text_inference(FastTokenizer(path, facts), facts, OnnxSession(path, facts))
-
+        load = functools.partial(_load_export, path, facts)
         return cls(path, facts.task, facts.labels, facts.encoding["columns"], export.digest, load)
 
     @classmethod
@@ -164,6 +162,12 @@ class Teacher:
                 "scores are too good here: train it with --final_epochs 0"
             )
 
+    def _loaded(self) -> Inference:
+        try:
+            return self.load()
+        except UserError as error:
+            raise UserError(*_as_of_teacher(error)) from error
+
     def logits(self, values: Sequence[Any], hashes: Sequence[bytes]) -> np.ndarray:
         """Return the logits of rows without the shift, float32, shape ``(rows, outputs)``.
 
@@ -188,7 +192,7 @@ class Teacher:
                 part = np.load(path)
             if part is None:
                 activity.advance(f"{self.path} answers", start, len(values))
-                model = model or self.load()
+                model = model or self._loaded()
                 part = model(values[rows])
                 with files.replacing(path) as new, new.open("wb") as file:
                     np.save(file, part)
@@ -200,6 +204,15 @@ class Teacher:
         if not np.isfinite(logits).all():
             raise UserError(f"--teacher {self.path}: its outputs are not finite")
         return np.asarray(logits)
+
+
+def _load_export(path: Path, facts: Facts) -> Inference:
+    return text_inference(FastTokenizer(path, facts), facts, OnnxSession(path, facts))
+
+
+def _as_of_teacher(error: UserError) -> list[str]:
+    """Return mistakes in a run, whose directory is the model of its recipe, as of a teacher."""
+    return [f"--teacher {mistake.removeprefix('--model ')}" for mistake in error.mistakes]
 
 
 def open_teachers(recipe: Recipe) -> list[Teacher]:
@@ -216,7 +229,7 @@ def open_teachers(recipe: Recipe) -> list[Teacher]:
             teacher.require_same(recipe)
             teachers.append(teacher)
         except UserError as error:
-            mistakes += [f"--teacher: {mistake}" for mistake in error.mistakes]
+            mistakes += _as_of_teacher(error)
     if mistakes:
         raise UserError(*mistakes)
     return teachers
@@ -242,7 +255,7 @@ def training_rows(recipe: Any) -> Dataset:
     prepared = recipe.prepared["train"]
     if row_layout is None:
         return prepared
-    teachers = open_teachers(recipe)
+    teachers = recipe.teachers
     values = recipe.soft_labels
     if values is None:
         values = recipe.targets("train")

@@ -583,14 +583,15 @@ def test_a_resume_keeps_a_head_that_was_fitted(
     with pytest.raises(ValueError, match="broken at step 31"):
         finetune.train(str(FAULTY), output_dir=str(runs[1]), **options)
     monkeypatch.delenv("FAULT")
-    finetune.train(str(FAULTY), output_dir=str(runs[1]), resume=True, **options)
+    resumed = finetune.train(str(FAULTY), output_dir=str(runs[1]), resume=True, **options)
+    assert any(f"logistic regression of {rows} rows" in n for n in resumed.manifest.data.notes)
     assert_identical(runs[1], runs[0])
 
 
 # ---- unset rates, epochs and warm-up -------------------------------------------------------------
 
 #: Learning rate, epochs and warm-up of 173 training rows in steps of 32 on a small model.
-SMALL = (5e-5, 20.0, 0.1)
+SMALL = (1e-4, 20.0, 0.1)
 
 
 def schedule(recipe: finetune.TextRecipe, **options: Any) -> tuple[Any, ...]:
@@ -610,13 +611,40 @@ def test_unset_rates_follow_rows_and_model(reviews: Path, bert: Path) -> None:
     assert schedule(text()) == SMALL
     assert schedule(text(), learning_rate=None) == SMALL
     assert schedule(text(), learning_rate=5e-4) == (5e-4, *SMALL[1:])
-    assert schedule(text(), num_train_epochs=2, warmup_steps=0) == (5e-5, 2, 0)
-    assert schedule(text(head="probe"))[0] == pytest.approx(1e-4)
+    assert schedule(text(), num_train_epochs=2, warmup_steps=0) == (1e-4, 2, 0)
     assert schedule(text(adapter="lora"))[0] == pytest.approx(1e-3)
     assert schedule(text(freeze="base"))[0] == pytest.approx(1e-3)
     assert schedule(text(), global_batch_size=16)[1] == 11  # (100 + 5 * 2) * 16 / 173
     assert schedule(text(), per_device_train_batch_size=8)[1] == 6
     assert schedule(text(), global_batch_size=2)[1] == 3
+
+
+@pytest.mark.contract("G5")
+def test_the_rate_is_halved_where_the_head_reads_the_mean(
+    reviews: Path, bert: Path, pretrained_bert: Path, single_label_run: finetune.Run
+) -> None:
+    """Not where no layer is added: the base has random weights, or a head for these labels."""
+
+    def text(model: Path, **options: Any) -> Text:
+        return Text(dataset=str(reviews), model=str(model), max_length=64, **options)
+
+    assert schedule(text(pretrained_bert))[0] == pytest.approx(5e-5)
+    assert schedule(text(pretrained_bert, head="probe"))[0] == pytest.approx(1e-4)
+    for model in (bert, single_label_run.path):
+        recipe = text(model, head="mean")
+        assert schedule(recipe)[0] == pytest.approx(1e-4)
+        assert recipe.resolved_options()["head"] == "probe"
+        assert any(note.startswith("--head mean adds no layer") for note in recipe.notes)
+
+
+@pytest.mark.contract("D2", "G5")
+def test_the_advised_step_is_that_of_few_rows(
+    reviews: Path, bert: Path, cli: Callable[..., Finished]
+) -> None:
+    """A step that does not divide is refused before the data is read, unless rows decide it."""
+    words = flags(dataset=reviews, model=bert, gradient_accumulation_steps=3, train_samples=60)
+    cli("text", *words, "--dry_run").refused("--global_batch_size 8 cannot", "give 6 or 9")
+    cli("text", *words, "--dry_run", "--global_batch_size", 32).refused("give 30 or 33")
 
 
 @pytest.mark.contract("G5", "D2")
@@ -648,7 +676,7 @@ def test_the_rates_of_a_recipe_are_for_its_own_model(
         training = dict(global_batch_size=32, learning_rate=3e-3, num_train_epochs=2)
 
     assert schedule(Mine()) == (3e-3, 2, 0)
-    assert schedule(Mine(model=str(pretrained_bert))) == SMALL
+    assert schedule(Mine(model=str(pretrained_bert))) == (5e-5, *SMALL[1:])
 
 
 @pytest.mark.contract("G5", "A7")
@@ -658,7 +686,7 @@ def test_unset_rates_are_printed_with_the_reason(
     words = flags(dataset=reviews, model=bert, output_dir=tmp_path / "run", max_length=64)
     output = cli("text", *words, "--dry_run").succeeded().output
     assert (
-        "learning_rate 5e-05, num_train_epochs 20, warmup_steps 0.1: chosen for 173 rows" in output
+        "learning_rate 0.0001, num_train_epochs 20, warmup_steps 0.1: chosen for 173 rows" in output
     )
     typed = cli("text", *words, "--dry_run", "--learning_rate", "0.002").succeeded().output
     assert "num_train_epochs 20, warmup_steps 0.1: chosen for 173 rows" in typed
@@ -690,6 +718,8 @@ def test_a_resume_keeps_the_rates(
     run = finetune.train(str(recipe), **options, **changes)
     for name in ("learning_rate", "num_train_epochs", "warmup_steps"):
         assert run.manifest.arguments[name] == started[name]
+    sentence = "learning_rate 0.0001, num_train_epochs 11.0, warmup_steps 0.1"
+    assert any(sentence in note for note in run.manifest.data.notes)
 
 
 @pytest.mark.contract("G5", "D6")

@@ -107,7 +107,8 @@ def test_a_refit_says_that_it_is_not_scored(
     assert not (refit.path / "predictions.parquet").exists()
     for words in (["compare", run.path, refit.path], ["compare", refit.path, run.path]):
         assert cli(*words).refused(sentence).stderr.count("\n") == 1
-    assert cli("evaluate", refit.path).refused(sentence).stderr.count("\n") == 1
+    refused = cli("evaluate", refit.path).refused(sentence, "type --data FILE")
+    assert refused.stderr.count("\n") == 1
     assert sentence in cli("list", run.path).succeeded().stdout
     facts = json.loads(cli("list", run.path, "--json").succeeded().stdout)["runs"]["refit"]
     assert facts["status"] == "finished"
@@ -170,7 +171,10 @@ def test_a_refit_after_the_run(
     options |= dict(output_dir=str(tmp_path / "run"), load_best_model_at_end=False)
     options |= dict(num_train_epochs=1, head="random", class_weights="balanced")
     run = finetune.train("text", **options)
-    again = finetune.train("text", **options, refit=True, resume=True)
+    events: list[Any] = []
+    again = finetune.train("text", **options, refit=True, resume=True, progress=events.append)
+    (start,) = (event for event in events if str(event).startswith("training "))
+    assert len(start.settings.recipe.splits["train"]) == 192
     assert again.manifest.finished == run.manifest.finished
     refit = finetune.Run.load(run.path / "refit")
     assert refit.manifest.steps == round(10 * 192 / 173)

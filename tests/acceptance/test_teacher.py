@@ -6,6 +6,8 @@ Losses are compared with formulas on the saved model of the teacher, which `tran
 
 # ruff: noqa: F401, F811
 
+import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -340,6 +342,9 @@ def test_a_training_with_a_teacher_resumes_to_the_bit(
     assert "was trained on other rows or splits" in whole.output
     again = train(tmp_path / "next", "--teacher", tmp_path / "whole", "--dry_run").succeeded()
     assert "teacher whole was trained on the validation rows, too" in again.output
+    stopped = train(tmp_path / "an early stop", *words, fault="preparation,SIGTERM")
+    command = stopped.stderr.partition("; to start again: python -m finetune ")[2]
+    assert shlex.split(command)[-len(words) :] == list(map(str, words))
     steps = Run.load(tmp_path / "whole").manifest.steps
     assert steps == (144 + 40) // 16
     for step in (5, steps + 2):
@@ -386,7 +391,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "texts": (dict(teacher="single", unlabelled="gaps"), "without a text in 'text': lines 3, 5"),
     "no column": (dict(teacher="single", unlabelled="names"), "no column 'text' in the unlabelled"),
     "no rows": (dict(teacher="single", unlabelled="reviews"), "--unlabelled: no rows are left"),
-    "splits": (dict(teacher="single", unlabelled="folder"), "one split, found train, test"),
+    "splits": (dict(teacher="single", unlabelled="folder"), "split, train; found train, test"),
+    "test split": (dict(teacher="single", unlabelled="tested"), "tested: expected a file, a"),
+    "no file": (dict(teacher="single", unlabelled="no.csv"), "--unlabelled: no such file"),
+    "Hub": (dict(teacher="single", unlabelled="a/b"), "\n  --unlabelled FILE: your own files"),
+    "damaged": (dict(teacher="damaged"), "--teacher {damaged} cannot be loaded"),
     "votes": (VOTES, "3 of 173 train rows whose probabilities or votes are negative, missing"),
     "vote column": ({**VOTES, "label_probabilities": "bad=a,good=plus"}, "no column 'a'"),
     "vote class": (
@@ -416,17 +425,23 @@ def test_what_cannot_be_taught_is_refused(
     (tmp_path / "folder").mkdir()
     for split in ("train", "test"):
         data.write_csv(tmp_path / "folder" / f"{split}.csv", ["text"], [("a",), ("b",)])
+    (tmp_path / "tested").mkdir()
+    shutil.copy(tmp_path / "folder" / "test.csv", tmp_path / "tested")
+    shutil.copytree(single_label_run.path, tmp_path / "damaged")
+    weights = tmp_path / "damaged" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
     paths: dict[str, Any] = dict(
         single=single_label_run.path, ordinal=ordinal_run.path, regression=regression_run.path,
         scores=regression_run.manifest.options["dataset"], spare=spare, reviews=reviews,
         tags=multi_label_run.manifest.options["dataset"],
     )  # fmt: skip
     paths |= {path.stem: path for path in tmp_path.glob("*.csv")}
-    paths |= {"folder": tmp_path / "folder", "run": tmp_path / "run"}
+    paths |= {name: tmp_path / name for name in ("folder", "run", "tested", "damaged")}
     if name == "directory":
         (tmp_path / "run").mkdir()
     changed, fragment = REFUSED[name]
     options = {"dataset": "both", "model": bert, "output_dir": tmp_path / "run", **changed}
     typed = {key: paths.get(str(value), value) for key, value in options.items()}
+    fragment = fragment.replace("{damaged}", str(tmp_path / "damaged"))
     cli("text", *flags(**typed), "--precision", "fp32").refused(fragment)
     assert not list((tmp_path / "run").glob("*"))

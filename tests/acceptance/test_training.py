@@ -6,6 +6,7 @@ resumed runs with uninterrupted ones. `faulty.py` is a recipe that injects fault
 """
 
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -847,10 +848,13 @@ def assert_resumed_from(step: int, output: str) -> None:
 def test_a_signal_while_libraries_are_imported_is_answered_as_later(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*names: str) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+    import_module = importlib.import_module
 
-    monkeypatch.setattr("finetune.cli.console.import_libraries", interrupt)
+    def interrupt(*names: str) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return import_module(*names)
+
+    monkeypatch.setattr(importlib, "import_module", interrupt)
     stopped = train(tmp_path / "run")
     assert (stopped.status, stopped.stderr) == (75, "interrupted by SIGINT\n")
 
