@@ -2,8 +2,7 @@
 
 A case has keywords of `finetune.train` (`options`, and `by_rank` for those that differ), a `port`
 for its process group, variables in `environment`, and the working directory of each rank in
-`directories`. A case that fails must be the last one: its error ends the job. No case writes
-`report.html`.
+`directories`. A case that fails must be the last one: its error ends the job.
 """
 
 import json
@@ -13,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import finetune
-from finetune.reporting import page
 
 
 def main(path: str) -> None:
     rank = int(os.environ["RANK"])
-    page.write = lambda run: run.path  # like the fixture `without_report`
     for case in json.loads(Path(path).read_text(encoding="utf-8")):
         environment = {"MASTER_PORT": str(case["port"]), "TORCHELASTIC_USE_AGENT_STORE": "False"}
         os.environ |= environment | case.get("environment", {})
