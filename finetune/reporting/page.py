@@ -246,7 +246,7 @@ def _entity_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[
 
 def _error_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[Any]:
     wrong = np.flatnonzero(~rows.is_correct)
-    spurious = table[PREDICTION].explode().dropna()[~rows.is_found]
+    spurious = table[PREDICTION].explode().dropna()[~rows.is_right]
     # of the most probable wrong entity of each row
     confidence = spurious.map(itemgetter("probability")).groupby(level=0).max()
     confidence = confidence.reindex(wrong, fill_value=0.0)

@@ -199,7 +199,7 @@ class Tokens(Task[ScoredEntities]):
     def statistics(self, rows: ScoredEntities, recipe_metrics: NamedMetrics) -> Statistics:
         calibration = None
         if len(rows.predicted):
-            calibration = mistakes.describe_calibration(rows.confidence, rows.is_found)
+            calibration = mistakes.describe_calibration(rows.confidence, rows.is_right)
         return replace(super().statistics(rows, recipe_metrics), calibration=calibration)
 
     def seen_columns(self, train: Dataset, test: Dataset) -> Columns:
