@@ -184,7 +184,7 @@ class _Verification:
         its logits.
 
         Returns:
-            See :func:`finetune.statistics.scored.agreement`; ``neighbours`` has the same for the
+            See :meth:`finetune.tasks.base.Task.agreement`; ``neighbours`` has the same for the
             answers to a row in a batch, alone, and padded to the greatest length.
         """
         facts = self._facts
