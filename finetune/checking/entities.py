@@ -96,21 +96,22 @@ def _find_places(
     of all entities; words that are a part of an entity do not count.
     """
     places: dict[tuple[str, ...], list[tuple[int, tags.Span]]] = defaultdict(list)
-    for row, (text, label) in enumerate(zip(texts, labels, strict=True)):
-        words_of_row = words.words_in(text, label)
+    words_of_rows = list(map(words.words_in, texts, labels))
+    for row, label in enumerate(labels):
         starts = {word["start"]: number for number, word in enumerate(label)}
         ends = {word["end"]: number for number, word in enumerate(label, start=1)}
         for span in spans[row]:
-            places[tuple(words_of_row[starts[span[0]] : ends[span[1]]])].append((row, span))
+            entity = words_of_rows[row][starts[span[0]] : ends[span[1]]]
+            places[tuple(entity)].append((row, span))
     lengths = sorted({len(entity) for entity in places if len(entity) <= _MAX_WORDS})
-    for row, (text, label) in enumerate(zip(texts, labels, strict=True)):
-        words_of_row = words.words_in(text, label)
+    for row, label in enumerate(labels):
         for length in lengths:
             for first in range(len(label) - length + 1):
                 part = label[first : first + length]
-                key = tuple(words_of_row[first : first + length])
-                if key in places and not any(word["tag"] for word in part):
-                    places[key].append((row, (part[0]["start"], part[-1]["end"], OUTSIDE)))
+                entity = words_of_rows[row][first : first + length]
+                if tuple(entity) in places and not any(word["tag"] for word in part):
+                    span = part[0]["start"], part[-1]["end"], OUTSIDE
+                    places[tuple(entity)].append((row, span))
     return places
 
 

@@ -59,7 +59,7 @@ def read_words(value: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
 def label_words(
     places: Sequence[tuple[int, int]], tags: Iterable[int] = itertools.repeat(0)
 ) -> list[dict[str, int]]:
-    """Return the label of a row: start, end and tag of each word, by default outside of entities."""
+    """Return the label of a row: start, end and tag of each word, by default 0."""
     words = zip(places, tags, strict=False)
     return [{"start": start, "end": end, "tag": tag} for (start, end), tag in words]
 

@@ -42,7 +42,9 @@ class Session(Protocol):
     inputs: Collection[str]
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        """Return the logits of a batch, float32, shape ``(inputs, outputs)``."""
+        """Return the logits of a batch, float32, shape ``(inputs, outputs)``, or of words
+        ``(inputs, tokens, outputs)``.
+        """
 
 
 class Inference(ABC):
@@ -150,5 +152,4 @@ class WordOutputs(Inference):
         """Return the logits of the words of each input, shape ``(words, outputs)``."""
         batch = dict(self._collate([inputs[int(place)] for place in places]))
         is_word = np.asarray(batch.pop("labels")) != words.UNLABELLED
-        logits = self.session(batch).reshape(*is_word.shape, self.width)
-        return [row[mask] for row, mask in zip(logits, is_word, strict=True)]
+        return [row[mask] for row, mask in zip(self.session(batch), is_word, strict=True)]

@@ -78,4 +78,6 @@ class TokenRecipe(TextRecipe):
         """The columns that may have the words of rows to predict."""
         from finetune.data.tags import TOKEN_COLUMNS
 
-        return [*filter(None, [self.token_column]), *TOKEN_COLUMNS]
+        if self.token_column:
+            return [self.token_column, *TOKEN_COLUMNS]
+        return list(TOKEN_COLUMNS)

@@ -149,8 +149,8 @@ class ScoredEntities(NamedRows):
         1)``. The last column has missed entities, the last row has spurious ones.
         """
         missing = len(self.names)
-        tables = (pd.DataFrame(entities) for entities in (self.labels, self.predicted))
-        pairs = pd.merge(*tables, how="outer", on=[0, 1, 2]).fillna(missing).astype(int)
+        true, predicted = pd.DataFrame(self.labels), pd.DataFrame(self.predicted)
+        pairs = true.merge(predicted, "outer", on=[0, 1, 2]).fillna(missing).astype(int)
         cells = np.zeros((missing + 1, missing + 1), dtype=np.int64)
         np.add.at(cells, (pairs["3_x"], pairs["3_y"]), 1)
         return cells

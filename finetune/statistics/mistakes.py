@@ -174,7 +174,9 @@ def entity_slices(
             if _MIN_IN_SLICE <= entities < len(rows.labels):
                 scores = score_counts(*sums.to_numpy()[:, None])
                 parts.append(
-                    describe(str(part), entities, {score: values[0] for score, values in scores.items()})
+                    describe(
+                        str(part), entities, {score: values[0] for score, values in scores.items()}
+                    )
                 )
     return known + sorted(parts, key=lambda facts: float(facts["f1"]["value"]))[:most]
 

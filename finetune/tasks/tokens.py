@@ -129,7 +129,7 @@ class Tokens(Task[ScoredEntities]):
             spans = table[column].explode().dropna()
             entities = pd.DataFrame(spans.tolist(), spans.index, list(_SPAN))
             confidence.append(entities.pop("probability").to_numpy(np.float64))
-            entities["label"] = pd.Index(self.types).get_indexer(entities["label"])
+            entities["label"] = pd.Index(self.types).get_indexer(pd.Index(entities["label"]))
             tables.append(entities.reset_index().to_numpy(np.int64))
         (labels, predicted), (at_labels, means) = tables, confidence
         words = table[[WORDS, RIGHT_WORDS]].to_numpy()
@@ -139,8 +139,9 @@ class Tokens(Task[ScoredEntities]):
         targets = self.targets(labels)
         confidence = decoding.confidence(outputs)
         spans = []
-        for tags in (targets, self.decide(outputs)):
-            spans.append(pa.array(decoding.spans(tags, labels, confidence, self.types), _SPANS))
+        for tags_of_words in (targets, self.decide(outputs)):
+            cells = decoding.spans(tags_of_words, labels, confidence, self.types)
+            spans.append(pa.array(cells, _SPANS))
         words, right_words = self.scored(targets, outputs).words.T
         names = (LABEL, PREDICTION, WORDS, RIGHT_WORDS)
         return dict(zip(names, [*spans, words, right_words], strict=True))
@@ -189,11 +190,10 @@ class Tokens(Task[ScoredEntities]):
             counts[word][tag] += 1
         frequent = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
         rows = data.splits["test"]
-        targets_of_test = self.targets(targets.values(rows))
-        predicted = np.zeros(len(targets_of_test), dtype=np.int64)
+        is_word = self.targets(targets.values(rows)) != UNLABELLED
+        predicted = np.zeros(len(is_word), dtype=np.int64)
         yield "no entity", self._outputs(predicted)
-        numbers = [frequent.get(word, 0) for word, _ in _words(rows)]
-        predicted[targets_of_test != UNLABELLED] = numbers
+        predicted[is_word] = [frequent.get(word, 0) for word, _ in _words(rows)]
         yield "dictionary: the most frequent tag of each word", self._outputs(predicted)
 
     def _outputs(self, tags: np.ndarray) -> np.ndarray:
@@ -210,6 +210,6 @@ def _entities(rows: Dataset) -> Iterator[list[tuple[str, str]]]:
 
 def _words(rows: Dataset) -> Iterator[tuple[str, int]]:
     """Yield each word of rows with its tag."""
-    for text, labels in zip(rows["text"][:], targets.values(rows), strict=True):
-        for word in labels:
-            yield text[word["start"] : word["end"]], word["tag"]
+    for text, label in zip(rows["text"][:], targets.values(rows), strict=True):
+        for name, word in zip(words.words_in(text, label), label, strict=True):
+            yield name, word["tag"]

@@ -371,9 +371,7 @@ def restore_words(
     for parts, separator in ((outputs, 0), (labels, words.UNLABELLED)):
         values = np.concatenate(parts)[is_first]
         count = documents.max() + 1
-        arrays.append(
-            words.join_rows(values, order[places], documents[places], count, separator)
-        )
+        arrays.append(words.join_rows(values, order[places], documents[places], count, separator))
     return EvalPrediction(*arrays)
 
 
