@@ -381,17 +381,7 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Findin
     """
     if not targets.are_classes(rows):
         raise UserError("the labels of the data are numbers, but the model predicts classes")
-    source = targets.class_names(rows)
-    numbers = {n: names.index(source[n]) for n in targets.counts(rows) if source[n] in names}
-    if unknown := targets.counts(rows).keys() - numbers.keys():
-        listing = list_names(sorted((source[number] for number in unknown), key=natural_key))
-        expected = f"(it knows: {list_names(names)})"
-        report.fail(
-            f"the data has labels that the model does not know: {listing} {expected}",
-            split=split,
-            rows=targets.first_row(rows, unknown),
-            fix="--label_map OLD=NEW renames labels",
-        )
+    numbers = match_names(rows, names, split, report, "--label_map OLD=NEW renames labels")
     is_set = targets.is_set(rows)
     labels: list[Any] = []
     for value in targets.values(rows):
@@ -399,6 +389,26 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Findin
     label = ClassLabel(names=list(names))
     feature: Any = List(label) if is_set else label
     return rows.remove_columns("label").add_column("label", labels, feature=feature)
+
+
+def match_names(
+    rows: Dataset, names: Sequence[str], split: str, report: Findings, fix: str
+) -> dict[int, int]:
+    """Return for each class id that rows have the place of its name in those of a model; arguments
+    and error are those of :func:`match_labels`.
+    """
+    source = targets.class_names(rows)
+    numbers = {n: names.index(source[n]) for n in targets.counts(rows) if source[n] in names}
+    if unknown := targets.counts(rows).keys() - numbers.keys():
+        listing = list_names(sorted((source[number] for number in unknown), key=natural_key))
+        report.fail(
+            f"the data has labels that the model does not know: {listing} "
+            f"(it knows: {list_names(names)})",
+            split=split,
+            rows=targets.first_row(rows, unknown),
+            fix=fix,
+        )
+    return numbers
 
 
 # ---- numbers -------------------------------------------------------------------------------------
