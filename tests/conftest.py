@@ -35,8 +35,9 @@ LAUNCHERS = {
     "torchrun": [str(SCRIPTS / "torchrun"), "--standalone", "--nproc_per_node=2", "-m", "finetune"],
     "accelerate": [str(SCRIPTS / "accelerate"), "launch", "-m", "finetune"],
 }
-#: The test files that take longest. They run first, so that no worker is busy alone at the end.
-LONGEST = ("training", "run", "results", "tasks", "predict", "safety")
+#: The test files that take longest, in this order: so no worker is busy alone at the end.
+LONGEST = ("training", "run", "results", "tasks", "predict", "safety", "sets", "defaults")
+LONGEST += ("serving",)
 #: Fast unit tests of rules that are easy to break. Other unit tests run docs, notebooks and faults,
 #: and are slow. What users rely on is covered by the acceptance tests.
 QUICK = {
@@ -159,7 +160,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("slow")
         if {"command", "warm"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("processes")
-    items.sort(key=lambda item: item.path.stem not in [f"test_{name}" for name in LONGEST])
+    order = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

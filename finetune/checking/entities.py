@@ -6,12 +6,12 @@ and finds what annotators overlooked where they tagged the same name elsewhere.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from datasets import Dataset
 
-from finetune.data import tags, targets
+from finetune.data import tags, targets, words
 from finetune.data.targets import OUTSIDE, RELABEL, report_rows
 from finetune.errors import Findings, Severity, counted, list_first
 
@@ -24,13 +24,13 @@ _MIN_ENTITIES = 50  # of a type, to learn it and to score it
 _MAX_LISTED = 5
 
 
-class _Place(NamedTuple):
-    """Words of a row that are an entity, or that are one elsewhere."""
+class _Contradiction(NamedTuple):
+    """A place whose words have another label in most places."""
 
-    row: int
-    start: int  # in characters
-    end: int
-    label: str  # the type, or O
+    span: tags.Span  # with its label, the type or O
+    label: str  # that of most places
+    share: float  # of the places
+    reason: str
 
 
 def check_entities(rows: Dataset, report: Findings) -> None:
@@ -41,34 +41,36 @@ def check_entities(rows: Dataset, report: Findings) -> None:
         report: Gets the findings.
     """
     names = targets.class_names(rows)
-    spans = [tags.spans_of(labels, names) for labels in targets.values(rows)]
+    labels = targets.values(rows)
+    spans = [tags.spans_of(row, names) for row in labels]
     counts = Counter(name for row in spans for *_, name in row)
     few = [f"'{name}' {counts[name]:,}" for name in names if 0 < counts[name] < _MIN_ENTITIES]
     if few:
         message = f"{counted(len(few), 'type')} with fewer than {_MIN_ENTITIES} training entities"
         report.info(f"{message}: {list_first(few, _MAX_LISTED)}", "few_entities_of_a_type")
-    contradicting: dict[int, list[tuple[_Place, str, str, float]]] = defaultdict(list)
+    contradictions: dict[int, list[_Contradiction]] = defaultdict(list)
     total = 0
-    for words, places in _places(rows, spans).items():
-        (label, count), *others = Counter(place.label for place in places).most_common()
-        if not others or count < max(_MIN_PLACES, _MIN_SHARE * len(places)):
+    for entity, places in _find_places(rows["text"][:], labels, spans).items():
+        frequencies = Counter(label for _, (*_, label) in places)
+        label, count = frequencies.most_common(1)[0]
+        if count == len(places) or count < max(_MIN_PLACES, _MIN_SHARE * len(places)):
             continue
-        reason = f"'{' '.join(words)}' is {label} in {count:,} of {len(places):,} places"
-        for place in places:
-            if place.label != label:
+        reason = f"'{' '.join(entity)}' is {label} in {count:,} of {len(places):,} places"
+        for row, span in places:
+            if span[2] != label:
                 total += 1
-                fact = place, label, reason, count / len(places)
-                contradicting[place.row].append(fact)
+                contradiction = _Contradiction(span, label, count / len(places), reason)
+                contradictions[row].append(contradiction)
     severity: Severity = "info"
     if total > _SUSPICIOUS * counts.total():
         severity = "warning"
-    positions = sorted(contradicting)
+    positions = sorted(contradictions)
     reasons, suggested, scores = [], [], []
     for row in positions:
-        facts = sorted(contradicting[row], key=lambda fact: fact[0].start - fact[0].end)
-        reasons.append(", ".join(reason for _, _, reason, _ in facts))
-        suggested.append(tags.spans_text(_corrected(spans[row], facts)))
-        scores.append(max(score for *_, score in facts))
+        longest_first = sorted(contradictions[row], key=lambda part: part.span[0] - part.span[1])
+        reasons.append(", ".join(part.reason for part in longest_first))
+        suggested.append(tags.spans_text(_corrected(spans[row], longest_first)))
+        scores.append(max(part.share for part in longest_first))
     example = ""
     if reasons:
         example = f", such as {reasons[0]}"
@@ -85,55 +87,46 @@ def check_entities(rows: Dataset, report: Findings) -> None:
     )
 
 
-def _places(
-    rows: Dataset, spans: Sequence[Sequence[tags.Span]]
-) -> dict[tuple[str, ...], list[_Place]]:
-    """Return where the words of entities are, as an entity or outside of all entities; words that
-    are a part of an entity do not count.
+def _find_places(
+    texts: Sequence[str],
+    labels: Sequence[Sequence[Mapping[str, int]]],
+    spans: Sequence[Sequence[tags.Span]],
+) -> dict[tuple[str, ...], list[tuple[int, tags.Span]]]:
+    """Return by the words of an entity in which rows they are, and where: as an entity, or outside
+    of all entities; words that are a part of an entity do not count.
     """
-    places: dict[tuple[str, ...], list[_Place]] = defaultdict(list)
-    outside: list[list[tuple[int, int, str]]] = []
-    for row, (words, entities) in enumerate(zip(_words(rows), spans, strict=True)):
-        free = []
-        for start, end, name in entities:
-            inside = [text for first, _, text in words if start <= first < end]
-            places[tuple(inside)].append(_Place(row, start, end, name))
-        for first, last, text in words:
-            is_free = not any(start <= first < end for start, end, _ in entities)
-            free.append((first, last, text if is_free else ""))
-        outside.append(free)
-    lengths = sorted({len(key) for key in places if len(key) <= _MAX_WORDS})
-    for row, words in enumerate(outside):
+    places: dict[tuple[str, ...], list[tuple[int, tags.Span]]] = defaultdict(list)
+    words_of_rows = list(map(words.words_in, texts, labels))
+    for row, label in enumerate(labels):
+        starts = {word["start"]: number for number, word in enumerate(label)}
+        ends = {word["end"]: number for number, word in enumerate(label, start=1)}
+        for span in spans[row]:
+            entity = words_of_rows[row][starts[span[0]] : ends[span[1]]]
+            places[tuple(entity)].append((row, span))
+    lengths = sorted({len(entity) for entity in places if len(entity) <= _MAX_WORDS})
+    for row, label in enumerate(labels):
         for length in lengths:
-            for number in range(len(words) - length + 1):
-                part = words[number : number + length]
-                key = tuple(text for *_, text in part)
-                if key in places:
-                    places[key].append(_Place(row, part[0][0], part[-1][1], OUTSIDE))
+            for first in range(len(label) - length + 1):
+                part = label[first : first + length]
+                entity = words_of_rows[row][first : first + length]
+                if tuple(entity) in places and not any(word["tag"] for word in part):
+                    span = part[0]["start"], part[-1]["end"], OUTSIDE
+                    places[tuple(entity)].append((row, span))
     return places
 
 
-def _words(rows: Dataset) -> Iterator[list[tuple[int, int, str]]]:
-    """Yield start, end and text of the words of each row."""
-    for text, labels in zip(rows["text"][:], targets.values(rows), strict=True):
-        row = []
-        for word in labels:
-            row.append((word["start"], word["end"], text[word["start"] : word["end"]]))
-        yield row
-
-
 def _corrected(
-    spans: Sequence[tags.Span], facts: Sequence[tuple[_Place, str, str, float]]
+    spans: Sequence[tags.Span], contradictions: Sequence[_Contradiction]
 ) -> list[tags.Span]:
     """Return the entities of a row as most places have them; of words that overlap the longest."""
-    corrected = {span[:2]: span for span in spans}
-    taken: set[int] = set()
-    for place, label, *_ in facts:
-        characters = set(range(place.start, place.end))
-        if taken & characters:
+    corrected = set(spans)
+    changed: list[tags.Span] = []
+    for span, label, *_ in contradictions:
+        start, end, _ = span
+        if any(start < other[1] and other[0] < end for other in changed):
             continue
-        taken |= characters
-        corrected.pop((place.start, place.end), None)
+        changed.append(span)
+        corrected.discard(span)
         if label != OUTSIDE:
-            corrected[place.start, place.end] = (place.start, place.end, label)
-    return sorted(corrected.values())
+            corrected.add((start, end, label))
+    return sorted(corrected)

@@ -4,7 +4,9 @@ With an indices mapping, ``datasets`` creates a Python integer per row that it r
 seconds for 650,000 rows.
 """
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +15,17 @@ from datasets import Dataset, Features
 from finetune.runtime import internals
 
 _ROWS_AT_ONCE = 10_000
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # the last bytes of an Arrow stream
+
+
+def require_whole(path: Path) -> None:
+    """Raise a ``pyarrow.ArrowInvalid`` or an ``OSError`` if the Arrow stream in a file is cut off,
+    which Arrow does not notice between two batches.
+    """
+    with path.open("rb") as file:
+        file.seek(-len(_END_OF_STREAM), os.SEEK_END)
+        if file.read() != _END_OF_STREAM:
+            raise pa.ArrowInvalid(f"{path} is cut off")
 
 
 def is_text(kind: pa.DataType) -> bool:

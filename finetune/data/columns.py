@@ -22,7 +22,6 @@ from finetune.data.labels import (
     parse_number,
     read_label_column,
 )
-from finetune.data.targets import refuse_or_drop
 from finetune.errors import Findings, UserError, suggestion
 
 
@@ -159,7 +158,7 @@ def find_complete(
             if split in ("validation", "test"):
                 fix = f"--dataset_splits {split}=none does not read these rows"
         missing = np.flatnonzero(~has_value)
-        refuse_or_drop(report, f"without a {kind}", fix, missing, rows, split, drop_invalid)
+        targets.refuse_or_drop(report, f"without a {kind}", fix, missing, rows, split, drop_invalid)
     is_complete: np.ndarray = np.logical_and.reduce(list(masks.values()))
     return is_complete
 

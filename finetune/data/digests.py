@@ -28,7 +28,6 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from datasets.fingerprint import Hasher
 
 from finetune.data import arrow, caches, images, targets
-from finetune.data.targets import EXCLUDE, MAX_SUSPECTS, RELABEL, report_rows, source_rows
 from finetune.data.words import UNSPACED
 from finetune.errors import Findings, counted
 from finetune.runtime import activity, files, internals
@@ -163,7 +162,7 @@ def drop_repeated(
         name: str, description: str, fix: str, rows: pd.DataFrame, **details: Any
     ) -> None:
         for split, positions in rows.sort_index().groupby("split", observed=True)["row"]:
-            report_rows(
+            targets.report_rows(
                 report, name, description, fix, positions, dataset[split], str(split), **details
             )
 
@@ -193,10 +192,10 @@ def drop_repeated(
         texts = counted(contradictions["digest"].nunique(), column.removesuffix("s"))
         kind = "labels" if has_classes else "numbers"
         description = f"with the same {column} and different {kind} ({texts})"
-        fix = action if is_train else f"no model can be right on all of them; {RELABEL}"
+        fix = action if is_train else f"no model can be right on all of them; {targets.RELABEL}"
         report_part("contradictions", description, fix, contradictions, severity=severity)
         duplicates = rows[(is_repeated & (keep_all | ~is_contradiction))[rows.index]]
-        fix = "left out, one of each is kept" if is_train else EXCLUDE
+        fix = "left out, one of each is kept" if is_train else targets.EXCLUDE
         report_part("duplicates", "that are exact duplicates", fix, duplicates)
     is_dropped = is_repeated if keep_all or keep_first else is_repeated | is_contradiction
     index = index[~is_dropped | (index["split"] != last)]
@@ -232,7 +231,8 @@ def _find_near(
         counterparts = partners.loc[rows.index]
         place = "another one" if part == split else f"a row of the {part} data"
         differing = _count_differing(rows["label"] != counterparts["label"])
-        numbers = source_rows(dataset[part])[counterparts["row"].to_numpy()[:MAX_SUSPECTS]]
+        positions = counterparts["row"].to_numpy()[: targets.MAX_SUSPECTS]
+        numbers = targets.source_rows(dataset[part])[positions]
         report_part(
             "near_duplicates" if part == split else "near_overlap",
             f"that are nearly the same as {place}{differing}",

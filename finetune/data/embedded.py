@@ -53,10 +53,10 @@ def read(dataset: str) -> dict[str, Any]:
     if name not in ("imdb", "rotten-tomatoes"):
         names = "embedded:imdb, embedded:rotten-tomatoes or embedded:digits"
         raise UserError(f"{dataset}: expected {names}")
-    rows: Any = Dataset.from_pandas(pd.read_csv(verified_path(REVIEWS)), preserve_index=False)
-    rows = rows.filter(name.replace("-", "_").__eq__, input_columns="source")
-    label = ClassLabel(names=["negative", "positive"])
-    return {"train": rows.remove_columns("source").cast_column("label", label)}
+    reviews = pd.read_csv(verified_path(REVIEWS))
+    reviews = reviews[reviews.pop("source") == name.replace("-", "_")]
+    rows = Dataset.from_pandas(reviews, preserve_index=False)
+    return {"train": rows.cast_column("label", ClassLabel(names=["negative", "positive"]))}
 
 
 def model_directory() -> Path:

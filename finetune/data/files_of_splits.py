@@ -37,7 +37,9 @@ _MAX_LISTED = 10  # names in a message
 #: The number of a shard, and of all shards, at the end of a file's name: ``train-00000-of-00002``,
 #: ``train_1``. Old versions of the Hub added 16 digits; Spark adds a UUID:
 #: ``part-00000-<UUID>-c000.snappy``.
-_SHARD = re.compile(r"[-_.]?\d+(?:[-_]of[-_](\d+))?(?:-[0-9a-f]{8}-?[0-9a-f]{4}[-0-9a-f]{4}.*)?$")
+_SHARD = re.compile(
+    r"(?P<begin>[-_.]?)\d+(?:[-_]of[-_](?P<count>\d+))?(?:-[0-9a-f]{8}-?[0-9a-f]{4}[-0-9a-f]{4}.*)?$"
+)
 #: Files without rows that ``datasets`` writes.
 _METADATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
 #: Folders of rows that were not committed, and of attributes of files.
@@ -369,11 +371,9 @@ def _require_whole(split: str, paths: Sequence[Path]) -> None:
                 f"a file or a pattern: --dataset '{path.parent}/*{''.join(other.suffixes)}'"
             )
         match = _SHARD.search(stem)
-        if match is not None and match[1]:
-            digits = match.start()
-            if not stem[digits].isdigit():
-                digits += 1  # of the separator
-            shards[path.with_name(f"{stem[:digits]}*")][path.name] = int(match[1])
+        if match is not None and match["count"]:
+            pattern = path.with_name(f"{stem[: match.end('begin')]}*")
+            shards[pattern][path.name] = int(match["count"])
     for pattern, counts in shards.items():
         if set(counts.values()) != {len(counts)}:
             names = list_first(list(map(repr, counts)), _MAX_LISTED)

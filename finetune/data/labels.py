@@ -21,7 +21,6 @@ from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 
 from finetune.data import targets
 from finetune.data.comma_list import split_pairs
-from finetune.data.targets import refuse_or_drop
 from finetune.errors import Findings, UserError
 
 _ADJACENT_STRINGS = re.compile(r"""['"]\s+['"]""")
@@ -150,11 +149,10 @@ def find_thousands(values: Iterable[Any]) -> tuple[str, str] | None:
     for value in values:
         if not isinstance(value, str):
             continue
-        text = value.strip()
-        if re.fullmatch(r"[-+]?[1-9]\d{0,2}\.\d{3}", text):
-            grouped.add(text)
-        elif re.fullmatch(r"[-+]?\d{1,3}", text):
-            ungrouped.add(text)
+        if re.fullmatch(r"\s*[-+]?[1-9]\d{0,2}\.\d{3}\s*", value):
+            grouped.add(value)
+        elif re.fullmatch(r"\s*[-+]?\d{1,3}\s*", value):
+            ungrouped.add(value)
         else:
             return None
     if len(grouped) < 3 or not ungrouped:
@@ -343,8 +341,8 @@ def _split_cell(value: Any, separator: str | None) -> list[Any] | None:
     """
     labels = parse_list(value)
     if labels is None and separator and not looks_printed(value):
-        parts = str(value).split(separator)
-        if not any(part.strip().startswith('"') and part.count('"') == 1 for part in parts):
+        parts = list(map(str.strip, str(value).split(separator)))
+        if not any(part.startswith('"') and part.count('"') == 1 for part in parts):
             return parts
     return labels
 
@@ -356,11 +354,11 @@ def _set_of_names(labels: Sequence[Any] | None) -> list[str] | None:
         is_whole = isinstance(label, int | float) and label % 1 == 0
         if not (is_whole or isinstance(label, str)):
             return None
-        names.append(_class_name(label).strip())
+        names.append(_class_name(label))
     is_indicator = len(set(names)) < len(names) and set(names) <= {"0", "1", "False", "True"}
     if labels is None or is_indicator:
         return None
-    return list(filter(None, names))
+    return list(filter(str.strip, names))
 
 
 def _class_name(value: Any) -> str:  # "1" for 1.0
@@ -383,17 +381,7 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Findin
     """
     if not targets.are_classes(rows):
         raise UserError("the labels of the data are numbers, but the model predicts classes")
-    source = targets.class_names(rows)
-    numbers = {n: names.index(source[n]) for n in targets.counts(rows) if source[n] in names}
-    if unknown := targets.counts(rows).keys() - numbers.keys():
-        listing = list_names(sorted((source[number] for number in unknown), key=natural_key))
-        expected = f"(it knows: {list_names(names)})"
-        report.fail(
-            f"the data has labels that the model does not know: {listing} {expected}",
-            split=split,
-            rows=targets.first_row(rows, unknown),
-            fix="--label_map OLD=NEW renames labels",
-        )
+    numbers = match_names(rows, names, split, report, "--label_map OLD=NEW renames labels")
     is_set = targets.is_set(rows)
     labels: list[Any] = []
     for value in targets.values(rows):
@@ -401,6 +389,26 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Findin
     label = ClassLabel(names=list(names))
     feature: Any = List(label) if is_set else label
     return rows.remove_columns("label").add_column("label", labels, feature=feature)
+
+
+def match_names(
+    rows: Dataset, names: Sequence[str], split: str, report: Findings, fix: str
+) -> dict[int, int]:
+    """Return for each class id that rows have the place of its name in those of a model; arguments
+    and error are those of :func:`match_labels`.
+    """
+    source = targets.class_names(rows)
+    numbers = {n: names.index(source[n]) for n in targets.counts(rows) if source[n] in names}
+    if unknown := targets.counts(rows).keys() - numbers.keys():
+        listing = list_names(sorted((source[number] for number in unknown), key=natural_key))
+        report.fail(
+            f"the data has labels that the model does not know: {listing} "
+            f"(it knows: {list_names(names)})",
+            split=split,
+            rows=targets.first_row(rows, unknown),
+            fix=fix,
+        )
+    return numbers
 
 
 # ---- numbers -------------------------------------------------------------------------------------
@@ -429,12 +437,11 @@ def encode_numbers(
             if thousands := find_thousands(column.values):
                 ungrouped, grouped = thousands
                 digits = grouped.replace(".", "")
-                place = [str(value).strip() for value in column.values].index(grouped)
                 report.error(
                     f"'{column.name}' holds {grouped!r} beside {ungrouped!r}: the point may "
                     f"separate thousands, as in {digits}",
                     split=split,
-                    rows=column.first_row(place),
+                    rows=column.first_row(column.values.index(grouped)),
                     fix=f"expected numbers written alike, {digits} and {ungrouped}, or {grouped} "
                     f"and {ungrouped}.000",
                 )
@@ -445,7 +452,7 @@ def encode_numbers(
             invalid = np.flatnonzero(np.isnan(numbers) & (column.codes >= 0))
             if len(invalid):
                 example = column.values[column.codes[invalid[0]]]
-                refuse_or_drop(
+                targets.refuse_or_drop(
                     report,
                     f"with no finite number in '{column.name}', such as '{example}'",
                     f"{EXPECTED.format(separator=';')}; --drop_invalid leaves these rows out",

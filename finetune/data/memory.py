@@ -65,9 +65,12 @@ def read(name: str) -> dict[str, Dataset]:
         UserError: If they are no longer in the cache.
     """
     directory = caches.directory(caches.MEMORY) / name.removeprefix(PREFIX)
+    splits = {}
     with contextlib.suppress(pa.ArrowException, OSError):  # damaged or deleted
-        paths = sorted(directory.glob("*.arrow"))
-        if splits := {path.stem: Dataset.from_file(str(path)) for path in paths}:
+        for path in sorted(directory.glob("*.arrow")):
+            arrow.require_whole(path)
+            splits[path.stem] = Dataset.from_file(str(path))
+        if splits:
             return splits
     raise UserError(f"{name}: no longer in the cache; pass the rows again with dataset=ROWS")
 

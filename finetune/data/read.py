@@ -15,7 +15,6 @@ import errno
 import hashlib
 import itertools
 import json
-import os
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +36,7 @@ from finetune.runtime import activity, formats
 from finetune.runtime.files import hash_file, replacing
 
 #: Part of the name of a cached copy: increase it when the same file should yield other rows.
-_VERSION = 8
+_VERSION = 9
 #: Suffixes of the files that can be read, without the suffix of a compression.
 READABLE = (*formats.FILES, ".txt")
 #: Suffixes of the files whose rows have line numbers.
@@ -62,7 +61,6 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _NO_COMMON_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
 _FACTS = b"finetune"  # the key in the schema of a copy for the detected facts, as JSON
 _NUMBER = "finetune: number of the row"  # the column of a copy with line or row numbers
-_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # the last bytes of an Arrow stream
 
 
 class FileRows(NamedTuple):
@@ -195,10 +193,7 @@ def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
 
 
 def _open_copy(path: Path, copy: Path) -> FileRows:
-    with copy.open("rb") as file:  # Arrow does not notice a stream that is cut off between batches
-        file.seek(-len(_END_OF_STREAM), os.SEEK_END)
-        if file.read() != _END_OF_STREAM:
-            raise pa.ArrowInvalid(f"{copy} is cut off")
+    arrow.require_whole(copy)
     copy = copy.resolve()  # a later start opens it by a link
     table = MemoryMappedTable.from_file(str(copy))
     facts = json.loads(table.schema.metadata[_FACTS])
@@ -282,16 +277,18 @@ def _sentences(path: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def _record_tables(path: Path, records: Iterator[Record]) -> Iterator[pa.Table]:
     """Yield records as tables of texts; an empty field is null. The first record has the column
-    names; another row with these names raises a ``UserError``.
+    names. Another row with these names, as where files were joined, raises a ``UserError``.
     """
     header = next(records, Record(1, 1, [])).fields
     names = read_text.column_names(path, header)
     schema = pa.schema([*((name, pa.string()) for name in names), (_NUMBER, pa.int64())])
     for batch in iter_batched(records, ROWS_AT_ONCE):
         first_lines, _, rows = zip(*batch, strict=True)
-        if header in rows and len(header) > 1:
-            noun = "line" if formats.suffix(path) in _WITH_LINES else "row"
-            raise UserError(f"{path}, {noun} {first_lines[rows.index(header)]}: repeats the header")
+        for first_line, fields in zip(first_lines, rows, strict=True):
+            # the second of joined files may begin with a byte order mark
+            if fields[1:] == header[1:] and fields[0].strip('\ufeff"') == header[0] and header[1:]:
+                noun = "line" if formats.suffix(path) in _WITH_LINES else "row"
+                raise UserError(f"{path}, {noun} {first_line}: repeats the header")
         columns: list[Any] = []
         for column in zip(*rows, strict=True):
             columns.append([field or None for field in column])
@@ -375,17 +372,12 @@ def _common_type(kind: pa.DataType, values: Sequence[Any]) -> pa.DataType:
     return pa.json_()
 
 
-def _json_lines(path: Path, encoding: str | None) -> Iterator[tuple[int, str]]:
-    """Yield the non-blank lines with their numbers, from 1."""
-    numbered = enumerate(read_text.text_lines(path, encoding), start=1)
-    return ((number, line) for number, line in numbered if not line.isspace())
-
-
 def _json_rows(path: Path, encoding: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each row with its line number, or with its row number in a document."""
-    beginning = [line for _, line in itertools.islice(_json_lines(path, encoding), 2)]
-    is_document = len(beginning) < 2 or beginning[0].lstrip().startswith("[")
-    if is_document and formats.suffix(path) == ".json":
+    """Yield each row with its line number, or with its row number in a ``.json``."""
+    has_row_numbers = formats.suffix(path) == ".json"
+    lines = filter(str.strip, read_text.text_lines(path, encoding))
+    beginning = list(itertools.islice(lines, 2))
+    if has_row_numbers and (len(beginning) < 2 or beginning[0].lstrip().startswith("[")):
         text = "".join(read_text.text_lines(path, encoding))
         rows = read_text.parse_json(text, path)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -393,10 +385,14 @@ def _json_rows(path: Path, encoding: str | None) -> Iterator[tuple[int, dict[str
             raise UserError(f"{path}: expected {expected}, found {text.strip()[:40]!r}")
         yield from enumerate(rows, start=1)
         return
-    for position, (number, line) in enumerate(_json_lines(path, encoding), start=1):
+    count = 0
+    for number, line in enumerate(read_text.text_lines(path, encoding), start=1):
+        if line.isspace():
+            continue
         row = read_text.parse_json(line, path, number)
         if not isinstance(row, dict):
             hint = "arrays are read from .json files"
             content = repr(line.strip()[:40])
             raise UserError(f"{path}, line {number}: expected an object ({hint}), found {content}")
-        yield number if formats.suffix(path) in _WITH_LINES else position, row
+        count += 1
+        yield count if has_row_numbers else number, row

@@ -43,8 +43,13 @@ _UTF8_RUN = re.compile(
     rb"(?:[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3})+"
     rb"(?![\x80-\xff])" % (_SIGNS, _SIGNS)
 )
-#: Letters of Windows-1250 within words, which are signs in Windows-1252.
-_CENTRAL = re.compile(rb"(?<=[A-Za-z])[\xa3\xa5\xb3\xb9\xbc\xbe\xbf](?=[A-Za-z])")
+#: Letters of Windows-1250, Mac Roman and DOS (cp437, cp850), which in Windows-1252 are signs within
+#: words, or capitals beside a small letter.
+_FOREIGN = re.compile(
+    rb"[\x82\x84\x87-\x8c\x8e\x9f\xa2-\xa5\xa7\xb3\xb9\xbc\xbe\xbf](?:"
+    rb"(?<=[A-Za-z][^\x8a\x8c\x8e\x9f])(?=[A-Za-z])"
+    rb"|(?<=[a-z][\x8a\x8c\x8e\x9f])|(?<=[A-Z][\x8a\x8c\x8e\x9f])(?=[a-z]))"
+)
 #: The beginning of a file of Git LFS that stands for one that was not downloaded.
 _POINTER = b"version https://git-lfs.github.com/spec/v1"
 _NO_LETTERS = bytes(byte for byte in range(128) if not chr(byte).isalpha()) + _SIGNS
@@ -163,7 +168,7 @@ def encoding_of(path: Path, name: str | None) -> str:
                 first_lines.setdefault("other", number)
                 letters = line.translate(None, _NO_LETTERS)
                 foreign = sum(byte > 127 for byte in letters)  # fewer in Western text
-                if (foreign > 3 and foreign > 0.4 * len(letters)) or _CENTRAL.search(line):
+                if (foreign > 3 and foreign > 0.4 * len(letters)) or _FOREIGN.search(line):
                     first_lines.setdefault("foreign", number)
     if "other" not in first_lines or b"\0" in beginning:  # null bytes are an error later
         return "utf-8-sig"
@@ -174,7 +179,7 @@ def encoding_of(path: Path, name: str | None) -> str:
         raise UserError(
             f"{path} is not entirely in UTF-8, UTF-16 or Windows-1252: {utf8}line "
             f"{first_lines.get('foreign', first_lines['other'])} has another encoding; set it with "
-            "--encoding NAME, such as cp1252, cp1250, cp1251, gb18030 or shift_jis"
+            "--encoding NAME, such as cp1252, cp1250, cp1251, cp850, mac_roman, gb18030, shift_jis"
         )
     return "cp1252"
 
@@ -327,10 +332,19 @@ def records(path: Path, options: ReadOptions) -> Iterator[Record]:
 
 
 def column_names(path: Path, names: Sequence[str]) -> list[str]:
-    """Return column names, ``Unnamed: N`` for empty ones; repeated names raise a ``UserError``."""
+    """Return column names; repeated names raise a ``UserError``. Empty ones become ``Unnamed: N``,
+    or, beside a column of that name, ``Unnamed: N.1``, as pandas calls them.
+    """
     if repeated := [name for name in names if name and names.count(name) > 1]:
         raise UserError(f"{path}: two columns are called '{repeated[0]}': rename or remove one")
-    return [name or f"Unnamed: {number}" for number, name in enumerate(names)]
+    columns = []
+    for number, name in enumerate(names):
+        if not name:
+            name = f"Unnamed: {number}"
+            while name in names:
+                name += ".1"
+        columns.append(name)
+    return columns
 
 
 def parse_json(text: str, path: Path, line: int | None = None) -> Any:
@@ -363,10 +377,17 @@ def _json_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     for name, value in pairs:
         if name in row:
             raise ValueError(f"the key '{name}' is repeated in one object: remove one")
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ValueError(f"'{name}' is an integer of more than 64 bits: write it as text")
+        if isinstance(value, (int, list)) and not _fits(value):
+            raise ValueError(f"'{name}' has an integer of more than 64 bits: write it as text")
         row[name] = value
     return row
+
+
+def _fits(value: Any) -> bool:
+    """Return whether no integer in a value, or in a list of values, has more than 64 bits."""
+    if isinstance(value, list):
+        return all(map(_fits, value))
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 def refuse_half_characters(text: str, place: str) -> None:

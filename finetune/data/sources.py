@@ -22,7 +22,6 @@ from finetune.data.files_of_splits import (
     folder_columns,
 )
 from finetune.data.prediction_columns import set_aside
-from finetune.data.read import read_file
 from finetune.data.read_text import ReadOptions
 from finetune.errors import Findings, UserError, row_places
 from finetune.runtime import formats, hub
@@ -133,7 +132,7 @@ class Source:
         places: dict[int, tuple[str, int | str]] = {}
         start = 0
         for path in paths:
-            file = read_file(path, self.options)
+            file = read.read_file(path, self.options)
             end = start + len(file.rows)
             noun = f"{path.name} {file.noun}" if len(paths) > 1 else file.noun
             for row in rows:
@@ -197,7 +196,7 @@ def _join_files(
     tables = []
     facts: dict[str, str] = {}  # the first file of each fact
     for path in paths:
-        file = read_file(path, options)
+        file = read.read_file(path, options)
         rows = file.rows
         for name, value in folder_columns(path.relative_to(root)).items():
             if name not in rows.column_names:

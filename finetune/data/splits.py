@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
@@ -28,8 +28,7 @@ from finetune.data import arrow, targets
 from finetune.data.columns import describe_columns, similar_names
 from finetune.data.digests import drop_repeated
 from finetune.data.prediction_columns import OF_DATA
-from finetune.data.targets import refuse_or_drop, report_rows
-from finetune.data.times import lacks_year, read_times
+from finetune.data.times import read_times
 from finetune.errors import Findings, UserError, counted
 
 #: The splits that are split off the training rows, in this order.
@@ -101,24 +100,21 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Findings) -> pd.DataFr
     description = f"with no {kind} in '{column}'"
     fix = "--drop_invalid leaves them out"
     if kind == "time":
-        texts = _read_texts(train, column, flag)
-        times = read_times(texts, plan.time_format, flag)
-        if plan.time_format and lacks_year(plan.time_format):
-            form = f"--time_format {plan.time_format}"
-            report.warning(f"{form}: no year, so every January is before every December")
+        texts = _read_texts(dataset, "train", column, flag, report)
+        times = read_times(texts, plan.time_format, flag, report)
         index.loc[is_train, "time"] = index["row"].map(times)
         if len(unreadable := texts[times.isna()].dropna()):
             description += f", or one like {unreadable.iloc[0]!r}"
             expected = plan.time_format or "numbers, or dates like 2024-01-31"
             fix = f"{flag} takes {expected} (--time_format %d.%m.%Y reads other forms); {fix}"
     else:
-        groups = [_read_groups(dataset, split, column, flag, report) for split in splits]
+        groups = [_read_texts(dataset, split, column, flag, report) for split in splits]
         codes, names = pd.factorize(pd.concat(groups))
         _report_spellings(names, flag, report)
         index["group"] = np.where(codes < 0, np.nan, codes)
     is_unusable = is_train & index[kind].isna()
     rows = index["row"][is_unusable]
-    refuse_or_drop(report, description, fix, rows, train, "train", plan.drop_invalid)
+    targets.refuse_or_drop(report, description, fix, rows, train, "train", plan.drop_invalid)
     report.raise_errors()
     index = index[~is_unusable]
     if kind == "time":
@@ -127,18 +123,10 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Findings) -> pd.DataFr
     is_shared = codes > codes.groupby(index["group"]).transform("min")
     description = f"whose '{column}' is also in held-out data"
     for split, rows in index["row"][is_shared].groupby(index["split"], observed=True):
-        report_rows(report, "dropped_rows", description, "left out", rows, dataset[split], split)
+        targets.report_rows(
+            report, "dropped_rows", description, "left out", rows, dataset[split], split
+        )
     return index[~is_shared]
-
-
-def _read_groups(
-    dataset: DatasetDict, split: str, column: str, flag: str, report: Findings
-) -> pd.Series:
-    rows = dataset[split]
-    if column in rows.column_names:
-        return _read_texts(rows, column, flag)
-    report.info(f"{flag}: the {split} data has no such column; no rows are left out")
-    return pd.Series(index=range(len(rows)), dtype=object)
 
 
 def _report_spellings(names: pd.Index, flag: str, report: Findings) -> None:
@@ -155,8 +143,16 @@ def _report_spellings(names: pd.Index, flag: str, report: Findings) -> None:
     )
 
 
-def _read_texts(rows: Dataset, column: str, flag: str) -> pd.Series:
-    """Return a column as texts, 3.0 as 3; blank ones are missing."""
+def _read_texts(
+    dataset: DatasetDict, split: str, column: str, flag: str, report: Findings
+) -> pd.Series:
+    """Return a column as texts, 3.0 as 3; blank ones are missing, and so are all if a held-out
+    split has no such column.
+    """
+    rows = dataset[split]
+    if column not in rows.column_names:
+        report.info(f"{flag}: the {split} data has no such column; no rows are left out")
+        return pd.Series(index=range(len(rows)), dtype=object)
     values = arrow.column(rows, column)
     if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
         raise UserError(f"{flag}: expected texts, numbers or dates, found {values.type}")

@@ -113,8 +113,6 @@ class TagReader:
         labels, column, have_spans = self._find_columns(dataset, report)
         dataset = prediction_columns.set_aside(dataset, read=[labels, column])
         parse = self._from_tags
-        way = ""
-        fix = "correct them, or leave them out: --drop_invalid"
         if have_spans:
             if self.scheme != AUTO:
                 report.fail(f"--tag_scheme {self.scheme}: '{labels}' has spans, not tags")
@@ -123,18 +121,14 @@ class TagReader:
         else:
             if self.scheme == AUTO:
                 self.scheme = self._find_scheme(_cells(dataset["train"], labels))
-            name = _NAMES[self.scheme]
-            reason = f"the tags in '{labels}' are {name}"
-            way = f" (read as {name}; --tag_scheme reads them in another way)"
+            reason = f"the tags in '{labels}' are {_NAMES[self.scheme]}"
         items = {}
-        tags = {OUTSIDE}
+        tags: set[str] = set()
         for split, rows in dataset.items():
             items[split], invalid = _parse(rows, column, labels, parse)
             for description, positions in invalid.items():
-                hint = fix
-                if "sequence of tags" in description or "tag that is not" in description:
-                    hint += way
-                refuse_or_drop(report, description, hint, positions, rows, split, self.drop_invalid)
+                fix = "correct them, or leave them out: --drop_invalid"
+                refuse_or_drop(report, description, fix, positions, rows, split, self.drop_invalid)
             for *_, tags_of_row in items[split].values():
                 tags.update(tags_of_row)
         if self.padded:
@@ -142,9 +136,12 @@ class TagReader:
             report.info(f"{spans} with blanks at the beginning or end: the blanks are left out")
         if not self.drop_invalid:
             report.raise_errors()
-        types = sorted({tag[2:] for tag in tags - {OUTSIDE}}, key=natural_key)
+        types = sorted({tag[2:] for tag in tags if tag != OUTSIDE}, key=natural_key)
         if not types:
             report.fail(f"--label_column: the column '{labels}' has no entities")
+        if all(text.replace(" ", "").isdecimal() for text, *_ in items["train"].values()):
+            flag = f"--{'text' if have_spans else 'token'}_column"
+            report.warning(f"{flag}: the column '{column}' has numbers only, instead of words")
         splits = DatasetDict()
         for split, rows in dataset.items():
             rows = rows.remove_columns([labels, column])
@@ -234,21 +231,24 @@ class TagReader:
             if not isinstance(token, str) or not token.strip():
                 raise Invalid("with a word that is empty or no text", repr(token))
         tags: list[str] = []
+        scheme = f"{_NAMES[self.scheme]} (--tag_scheme sets another)"
         previous_letter = previous = ""
         for before, cell in itertools.pairwise(["the beginning", *labels, OUTSIDE]):
             letter, name = self._split_tag(cell)
             if cell is None or not str(cell).strip() or (not letter and name.isdecimal()):
                 raise Invalid("with a tag without a name (--label_map 0=O,1=B-NAME gives names)")
             if name and letter not in _LETTERS[self.scheme]:
-                raise Invalid(f"with a tag that is not {_NAMES[self.scheme]}", repr(cell))
+                raise Invalid(f"with a tag that is not {scheme}", repr(cell))
             continues = name == previous and letter not in ("B", "S")
             if self._is_impossible(previous_letter, letter, continues):
                 place = f"{cell} after {before} (word {len(tags) + 1})"
-                raise Invalid("with an impossible sequence of tags", place)
-            tag = OUTSIDE
-            if name:
-                tag = f"I-{name}" if continues else f"B-{name}"
-            tags.append(tag)
+                raise Invalid(f"with an impossible sequence of tags in {scheme}", place)
+            if not name:
+                tags.append(OUTSIDE)
+            elif continues:
+                tags.append(f"I-{name}")
+            else:
+                tags.append(f"B-{name}")
             previous_letter, previous = letter, name
         return *words.join_words(tokens), tags[:-1]
 
@@ -323,9 +323,10 @@ def spans_of(labels: Sequence[Mapping[str, int]], types: Sequence[str]) -> list[
     """Return start, end and type of each entity of a row, from its words."""
     spans: list[Span] = []
     for word in labels:
-        start, (kind, continues) = word["start"], divmod(word["tag"] - 1, 2)
         if not word["tag"]:
             continue
+        start = word["start"]
+        kind, continues = divmod(word["tag"] - 1, 2)
         if continues:
             start, *_ = spans.pop()
         spans.append((start, word["end"], types[kind]))
@@ -359,11 +360,7 @@ def with_spans(
             _add_span(tags, places, start, end, name, f"[{start}, {end}, '{name}']")
         except Invalid as error:
             raise UserError(f"a row {', such as '.join(error.args)}") from error
-    numbers = {name: number for number, name in enumerate(tag_names(types))}
-    words_with_tags = []
-    for word, tag in zip(labels, tags, strict=True):
-        words_with_tags.append({**word, "tag": numbers[tag]})
-    return words_with_tags
+    return words.label_words(places, map(tag_names(types).index, tags))
 
 
 def _find(rows: Dataset, flag: str, typed: str | None, usual: Sequence[str]) -> str:
@@ -419,12 +416,10 @@ def _parse(
 def _encode(rows: Dataset, items: Mapping[int, Tagged], types: Sequence[str]) -> Dataset:
     """Return the rows that have items, with the columns ``text`` and ``label``."""
     numbers = {name: number for number, name in enumerate(tag_names(types))}
-    labels: list[list[dict[str, int]]] = []
-    for _, places, tags in items.values():
-        labels.append([])
-        for (start, end), tag in zip(places, tags, strict=True):
-            labels[-1].append({"start": start, "end": end, "tag": numbers[tag]})
-    texts = [text for text, *_ in items.values()]
+    texts, labels = [], []
+    for text, places, tags in items.values():
+        texts.append(text)
+        labels.append(words.label_words(places, map(numbers.__getitem__, tags)))
     rows = rows.select(list(items)).add_column("text", texts, feature=Value("string"))
     return rows.add_column("label", labels, feature=feature(types))
 

@@ -73,19 +73,6 @@ def comparable(rows: Dataset) -> list[Any]:
     return labels
 
 
-def class_sets(rows: Dataset) -> list[list[int]]:
-    """Return the class ids of each row; those of words with tags are the types of the entities."""
-    if is_set(rows):
-        return values(rows)
-    if not is_tagged(rows):
-        return [[number] for number in values(rows)]
-    sets = []
-    for words in values(rows):
-        tags = {word["tag"] for word in words} - {0}
-        sets.append(sorted({(tag - 1) // 2 for tag in tags}))
-    return sets
-
-
 def indicators(labels: Any, classes: int) -> np.ndarray:
     """Return lists of class ids as boolean indicators, shape ``(rows, classes)``."""
     has = np.zeros((len(labels), classes), dtype=bool)
@@ -98,28 +85,39 @@ def strata(rows: Dataset) -> np.ndarray:
     """Return the labels to stratify by: class ids, shape ``(rows,)``; indicators, shape
     ``(rows, classes)``, for several classes a row; zeros if the labels are numbers.
     """
-    if is_set(rows) or is_tagged(rows):
-        return indicators(class_sets(rows), len(class_names(rows)))
-    if are_classes(rows):
-        return _class_numbers(rows)
-    return np.zeros(len(rows), dtype=int)
+    if not are_classes(rows):
+        return np.zeros(len(rows), dtype=int)
+    positions, classes = _class_ids(rows)
+    if not (is_set(rows) or is_tagged(rows)):
+        return classes
+    has = np.zeros((len(rows), len(class_names(rows))), dtype=bool)
+    has[positions, classes] = True
+    return has
 
 
 def counts(rows: Dataset) -> dict[int, int]:
     """Return the number of rows of each class id that occurs; {} if the labels are numbers."""
     if not are_classes(rows):
         return {}
-    numbers, frequencies = np.unique(_class_numbers(rows), return_counts=True)
+    numbers, frequencies = np.unique(_class_ids(rows)[1], return_counts=True)
     return dict(zip(numbers.tolist(), frequencies.tolist(), strict=True))
 
 
-def _class_numbers(rows: Dataset) -> np.ndarray:
-    """Return the class ids of all rows, concatenated."""
-    if is_tagged(rows):
-        return np.concatenate([*class_sets(rows), []]).astype(np.int64)
+def _class_ids(rows: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Return the position of a row and a class id for each class that each row has, both int64;
+    the classes of words with tags are the types of the entities.
+    """
     labels = arrow.column(rows, "label").combine_chunks()
-    numbers = labels.flatten() if is_set(rows) else labels
-    return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.int64)
+    positions = np.arange(len(labels))
+    if is_set(rows) or is_tagged(rows):
+        positions = np.repeat(positions, labels.value_lengths())
+        labels = labels.flatten()
+    if is_tagged(rows):
+        tags = np.asarray(labels.field("tag"))
+        types = (tags - 1) // 2
+        positions, types = np.unique([positions[tags > 0], types[tags > 0]], axis=1)
+        return positions, types
+    return positions, np.asarray(labels, dtype=np.int64)
 
 
 def source_rows(rows: Dataset) -> np.ndarray:
@@ -131,8 +129,9 @@ def source_rows(rows: Dataset) -> np.ndarray:
 
 def first_row(rows: Dataset, classes: Set[int]) -> list[int]:
     """Return the source row number of the first row with one of ``classes``, in a list."""
-    pairs = zip(source_rows(rows).tolist(), class_sets(rows), strict=True)
-    return [next(row for row, label in pairs if not classes.isdisjoint(label))]
+    positions, numbers = _class_ids(rows)
+    first = positions[np.isin(numbers, list(classes))][0]
+    return [int(source_rows(rows)[first])]
 
 
 def report_rows(

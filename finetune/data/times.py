@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from finetune.data.labels import find_thousands
-from finetune.errors import UserError
+from finetune.errors import Findings, UserError
 
 #: The ``--time_format`` of numbers that are not checked.
 NUMBER = "number"
@@ -37,7 +37,7 @@ _MIN_UNIT = 1900
 _MAX_STEP = 50
 
 
-def read_times(texts: pd.Series, time_format: str | None, flag: str) -> pd.Series:
+def read_times(texts: pd.Series, time_format: str | None, flag: str, report: Findings) -> pd.Series:
     """Return times as numbers (dates in microseconds); NaN for texts that are none.
 
     Args:
@@ -45,13 +45,14 @@ def read_times(texts: pd.Series, time_format: str | None, flag: str) -> pd.Serie
         time_format: The format of dates, or ``number``; None for numbers or ISO 8601, whichever
             fits more of the texts.
         flag: The option that names the column, for messages.
+        report: Gets a warning about a format without a year.
 
     Raises:
         UserError: If the format is invalid, or if numbers may be dates or are in several units.
     """
     texts = texts.str.strip()
     if time_format is not None and time_format != NUMBER:
-        _refuse_format(time_format)
+        _check_format(time_format, report)
         if time_format in _FORMATS:
             texts = _restore_zeros(texts, _FORMATS[time_format])
         try:
@@ -68,20 +69,20 @@ def read_times(texts: pd.Series, time_format: str | None, flag: str) -> pd.Serie
     return numbers
 
 
-def _refuse_format(time_format: str) -> None:
-    """Raise a ``UserError`` if Python reads a format, but not the order of its times."""
-    directives = re.findall("%(.)", time_format)
+def _check_format(time_format: str, report: Findings) -> None:
+    """Raise a ``UserError`` if Python reads a format, but not the order of its times; report one
+    with a month or a day, but no year.
+    """
+    directives = set(re.findall("%(.)", time_format))
     if ("I" in directives) != ("p" in directives):  # Python takes %I as a.m., and ignores %p
         raise UserError(
             f"--time_format {time_format}: expected both %I and %p, for hours such as 02 PM, or "
             "%H, for hours such as 14"
         )
-
-
-def lacks_year(time_format: str) -> bool:
-    """Return whether a format has a month or a day, but no year."""
-    directives = set(re.findall("%(.)", time_format))
-    return bool(directives & set("dmbBjUW")) and not directives & set("YyGcx")
+    if directives & set("dmbBjUW") and not directives & set("YyGcx"):
+        report.warning(
+            f"--time_format {time_format}: no year, so every January is before every December"
+        )
 
 
 def _parse(texts: pd.Series, time_format: str) -> pd.Series:

@@ -10,7 +10,7 @@ Neither ``datasets`` nor pyarrow is imported with it: an export answers without 
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,15 +56,22 @@ def read_words(value: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     return join_words(value)
 
 
+def label_words(
+    places: Sequence[tuple[int, int]], tags: Iterable[int] = itertools.repeat(0)
+) -> list[dict[str, int]]:
+    """Return the label of a row: start, end and tag of each word, by default 0."""
+    words = zip(places, tags, strict=False)
+    return [{"start": start, "end": end, "tag": tag} for (start, end), tag in words]
+
+
 def without_tags(
     values: Sequence[str | Sequence[str]],
 ) -> tuple[list[str], list[list[dict[str, int]]]]:
     """Return the text of each value, a text or words, and its words outside of every entity."""
     texts, labels = [], []
-    for value in values:
-        text, places = read_words(value)
+    for text, places in map(read_words, values):
         texts.append(text)
-        labels.append([{"start": start, "end": end, "tag": 0} for start, end in places])
+        labels.append(label_words(places))
     return texts, labels
 
 
@@ -141,7 +148,7 @@ def labels_of(rows: Any) -> np.ndarray:
 
     tags, windows = _labelled(rows)
     documents = np.asarray(arrow.column(rows, COLUMN))
-    return join_rows(tags, documents[windows], int(documents[-1]) + 1, UNLABELLED)
+    return join_rows(tags, windows, documents[windows], int(documents[-1]) + 1, UNLABELLED)
 
 
 def tags_of(rows: Any) -> np.ndarray:
@@ -174,17 +181,21 @@ def _labelled(rows: Any) -> tuple[np.ndarray, np.ndarray]:
     return flat[is_labelled], windows[is_labelled]
 
 
-def join_rows(values: np.ndarray, rows: np.ndarray, count: int, separator: float) -> np.ndarray:
-    """Return values of words with a separator after those of each row.
+def join_rows(
+    values: np.ndarray, windows: np.ndarray, rows: np.ndarray, count: int, separator: float
+) -> np.ndarray:
+    """Return values of words in the order of the rows, with a separator after those of each row.
 
     Args:
-        values: Shape ``(words, ...)``, in the order of the rows.
-        rows: The row of each word, ascending, shape ``(words,)``.
+        values: Shape ``(words, ...)``, those of a window in its order.
+        windows: The window of each word, in the order of the text, shape ``(words,)``.
+        rows: The row of each word, shape ``(words,)``.
         count: The number of rows; those without words have a separator, too.
         separator: The value at a separator.
     """
-    ends = np.searchsorted(rows, np.arange(count), side="right")
-    return np.insert(values, ends, separator, axis=0)
+    order = np.lexsort((windows, rows))
+    ends = np.searchsorted(rows[order], np.arange(count), side="right")
+    return np.insert(values[order], ends, separator, axis=0)
 
 
 def find_entities(tags: np.ndarray) -> np.ndarray:
@@ -193,14 +204,14 @@ def find_entities(tags: np.ndarray) -> np.ndarray:
     Args:
         tags: Shape ``(places,)``; a separator is 0 or :data:`UNLABELLED`.
     """
-    types = (np.maximum(tags, 0) + 1) // 2 - 1
-    begins = begin_entities(tags, types)
+    types, begins = parse_tags(tags)
     is_last = np.append(begins[1:], True) | (types != np.append(types[1:], -1))
     first, last = np.flatnonzero(begins), np.flatnonzero((types >= 0) & is_last)
     return np.stack([first, last + 1, types[first]], axis=1)
 
 
-def begin_entities(tags: np.ndarray, types: np.ndarray) -> np.ndarray:
-    """Return whether an entity begins at each place."""
-    is_new = types != np.concatenate([[-1], types[:-1]])
-    return np.asarray((types >= 0) & ((tags % 2 == 1) | is_new))
+def parse_tags(tags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the type at each place, -1 outside of entities, and whether an entity begins there."""
+    types = (np.maximum(tags, 0) + 1) // 2 - 1
+    is_new = types != np.append(-1, types[:-1])
+    return types, (types >= 0) & ((tags % 2 == 1) | is_new)

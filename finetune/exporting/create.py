@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from finetune.data.targets import values
 from finetune.data.tokenize import read_by_model
-from finetune.data.words import UNLABELLED, words_in
+from finetune.data.words import without_tags, words_in
 from finetune.errors import RunError, UserError, first_line
 from finetune.exporting.predictor import facts_of
 from finetune.exporting.quantization import quantize_weights
@@ -94,7 +94,7 @@ def export(
     target = Path(output or run.path / FOLDER).expanduser()
     if target.exists() and not (target / EXPORT).exists():
         raise UserError(f"--output {target} exists and is no export: name another directory")
-    texts, labels = _validation_rows(run, recipe)
+    texts, targets = _validation_rows(run, recipe)
     model = run.model()
     names = inspect.signature(model.forward).parameters
     versions = run.manifest.versions | {name: version(name) for name in _LIBRARIES}
@@ -104,7 +104,7 @@ def export(
         _write_model(model, facts, directory / MODEL)
         _write_tokenizer(tokenizer, facts, directory / TOKENIZER)
         reference = text_inference(tokenizer, facts, TorchSession(model))
-        rows = _Verification(run, texts, labels, facts, reference)
+        rows = _Verification(run, texts, targets, facts, reference)
         check, _ = rows.check(directory)
         if _has_changed(check) or _has_changed(check["neighbours"]):
             raise RunError(f"{run.path}: the export does not answer as the run: {_listed(check)}")
@@ -129,7 +129,7 @@ def export(
 
 
 def _validation_rows(run: Run, recipe: Any) -> tuple[list[Any], np.ndarray]:
-    """Return what the model reads of up to 1,000 validation rows, and their labels."""
+    """Return what the model reads of up to 1,000 validation rows, and their targets."""
     hub.require({**run.manifest.options, "model": None, "unlabelled": None})
     rows = recipe.splits["validation"]
     if len(rows) > _MAX_ROWS:
@@ -168,10 +168,8 @@ class _Verification:
         self._texts = [*texts, *made_texts]
         self._labels = np.resize(labels, (len(self._texts), *labels.shape[1:]))
         if run.kind.labels_words:
-            tags = [labels]
-            for words in made_texts:
-                tags.append(np.append(np.zeros(len(words), np.int64), UNLABELLED))
-            self._labels = np.concatenate(tags)
+            _, labels_of_words = without_tags(made_texts)
+            self._labels = np.append(labels, run.kind.targets(labels_of_words))
         count = len(texts)
         spread = np.linspace(0, count - 1, min(_ALONE, count)).astype(int)
         self._alone = np.append(spread, np.arange(count, len(self._texts)))
@@ -184,7 +182,7 @@ class _Verification:
         its logits.
 
         Returns:
-            See :func:`finetune.statistics.scored.agreement`; ``neighbours`` has the same for the
+            See :meth:`finetune.tasks.base.Task.agreement`; ``neighbours`` has the same for the
             answers to a row in a batch, alone, and padded to the greatest length.
         """
         facts = self._facts

@@ -36,7 +36,8 @@ class Predictor:
         source: A run, or the directory of a run or an export.
         engine: ``torch`` for a run, in fp32; ``onnxruntime`` or ``openvino`` for an export, or for
             a run with an export in its directory. None for ``torch`` or ``onnxruntime``. OpenVINO
-            computes classes in bf16 where the processor has it.
+            computes the classes of texts in bf16 where the processor has it; words in fp32, as
+            that changes entities.
         trust_recipe: See :meth:`Run.load`.
 
     Attributes:
@@ -135,7 +136,8 @@ class Predictor:
         from finetune.predicting.engines import OnnxSession
 
         path = self._export.path
-        engine = OnnxSession(path, facts, self.engine, bf16=facts.function is not None)
+        bf16 = facts.function is not None and not self._labels_words
+        engine = OnnxSession(path, facts, self.engine, bf16=bf16)
         return text_inference(FastTokenizer(path, facts), facts, engine)
 
     def _rows(self, batch: Any) -> list[Any]:

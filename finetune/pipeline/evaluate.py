@@ -121,7 +121,7 @@ def evaluate(
 
         def load_model() -> torch.nn.Module:
             if session:
-                return SessionModule(session, labels_words=run.kind.labels_words)
+                return SessionModule(session)
             return evaluated.load_model(run.path, run.labels)
 
         trainer = build_trainer(evaluated, values.build(), load_model)

@@ -25,7 +25,7 @@ from finetune.data.words import may_be_words
 from finetune.errors import Findings, UserError, counted, suggestion
 from finetune.predicting import FILES, READING, Options
 from finetune.predicting.inference import Session
-from finetune.recipe import ImageRecipe, TextRecipe, TokenRecipe
+from finetune.recipe import ImageRecipe, TextRecipe
 from finetune.recipe.run import Run
 from finetune.runtime import distributed, formats, hardware
 from finetune.training.options import find_type_mistake
@@ -180,8 +180,7 @@ class Request:
         recipe = self.recipe
         option = "image_column" if isinstance(recipe, ImageRecipe) else "text_column"
         usual = [getattr(recipe, option, ""), recipe.input_column, "file"]
-        if isinstance(recipe, TokenRecipe):
-            usual = [*recipe.token_columns, *usual]
+        usual = [*recipe.token_columns, *usual]
         if isinstance(recipe, TextRecipe):
             typed = self.options.text_column, self.options.text_columns
             recipe.refuse_other_columns(self.run.path, *typed)
@@ -250,9 +249,8 @@ class Request:
         missing.
         """
         columns = {name: cells(rows, name) for name in self.columns_read}
-        if isinstance(self.recipe, TokenRecipe):
-            for name in set(columns).intersection(self.recipe.token_columns):
-                columns[name] = list(map(_parse_words, columns[name]))
+        for name in set(columns).intersection(self.recipe.token_columns):
+            columns[name] = list(map(_parse_words, columns[name]))
         first, *others = columns.values()
         if self.reads_images:
             return list(map(self._image, first))

@@ -70,14 +70,13 @@ class OnnxSession(Session):
         self._engine = engine
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        """Return the logits of a batch, float32, shape ``(rows, outputs)``."""
+        """Return the logits of a batch, see :class:`Session`."""
         inputs = {name: np.asarray(batch[name]) for name in self.inputs}
         try:
-            logits = np.asarray(self._run(inputs), np.float32)
+            return np.asarray(self._run(inputs), np.float32)
         except Exception as error:
             reason = first_line(error)
             raise RunError(f"{self._engine} cannot compute this model: {reason}") from error
-        return logits.reshape(len(logits), -1)
 
 
 def _onnxruntime(path: Path, threads: int) -> Any:

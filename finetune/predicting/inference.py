@@ -6,9 +6,11 @@ with torch or another engine. Torch is not imported: an export answers without i
 """
 
 import functools
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
+from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +21,7 @@ from finetune.data.lengths import cut_by_length
 
 _CHARACTERS_AT_ONCE = 2**20  # to encode, each text counted as long as the longest
 _MAX_WAITING_BATCHES = 256  # batches: a text of megabytes has many windows
-_Logits = Callable[[], np.ndarray]
+_Logits = Callable[[], Any]
 #: The logits of each batch, with the row of each of its inputs, and their order in these rows; and
 #: which rows have a value.
 Submission = tuple[list[tuple[_Logits, np.ndarray, np.ndarray]], np.ndarray]
@@ -40,7 +42,9 @@ class Session(Protocol):
     inputs: Collection[str]
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        """Return the logits of a batch, float32, shape ``(inputs, outputs)``."""
+        """Return the logits of a batch, float32, shape ``(inputs, outputs)``, or of words
+        ``(inputs, tokens, outputs)``.
+        """
 
 
 class Inference(ABC):
@@ -131,23 +135,21 @@ class WordOutputs(Inference):
         float32, shape ``(places, outputs)``, see :mod:`finetune.tasks.tokens`.
         """
         batches, has_value = submission
-        outputs = [np.zeros((0, self.width), np.float32)]
-        rows, windows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for result, rows_of_batch, windows_of_batch in batches:
-            logits = result()
-            # a window has as many outputs as words; the first column has its place in the batch
-            places = logits[:, 0].astype(np.int64)
-            outputs.append(logits[:, 1:])
-            rows.append(rows_of_batch[places])
-            windows.append(windows_of_batch[places])
-        numbers = np.flatnonzero(has_value)[np.concatenate(rows)]
-        order = np.lexsort((np.concatenate(windows), numbers))
-        values = np.concatenate(outputs)[order]
-        return words.join_rows(values, numbers[order], len(has_value), 0)
+        windows: list[tuple[int, int, np.ndarray]] = []
+        for result, rows, places in batches:
+            windows += zip(rows.tolist(), places.tolist(), result(), strict=True)
+        windows.sort(key=itemgetter(0, 1))
+        outputs: list[list[np.ndarray]] = [[] for _ in has_value]
+        numbers = np.flatnonzero(has_value)
+        for row, _, logits in windows:
+            outputs[numbers[row]].append(logits)
+        separator = np.zeros((1, self.width), np.float32)
+        for outputs_of_row in outputs:
+            outputs_of_row.append(separator)
+        return np.concatenate([separator[:0], *itertools.chain(*outputs)])
 
-    def _compute(self, inputs: Sequence[Mapping[str, Any]], places: np.ndarray) -> np.ndarray:
-        """Return place in the batch and logits of each word, shape ``(words, 1 + outputs)``."""
+    def _compute(self, inputs: Sequence[Mapping[str, Any]], places: np.ndarray) -> Any:
+        """Return the logits of the words of each input, shape ``(words, outputs)``."""
         batch = dict(self._collate([inputs[int(place)] for place in places]))
         is_word = np.asarray(batch.pop("labels")) != words.UNLABELLED
-        logits = self.session(batch).reshape(*is_word.shape, self.width)
-        return np.column_stack([np.nonzero(is_word)[0], logits[is_word]])
+        return [row[mask] for row, mask in zip(self.session(batch), is_word, strict=True)]

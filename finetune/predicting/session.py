@@ -44,7 +44,7 @@ class TorchSession(Session):
         self._model = model.to(self._device)
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        """Return the logits of a batch, float32, shape ``(inputs, outputs)``."""
+        """Return the logits of a batch, see :class:`Session`."""
         tensors = {}
         for name, values in batch.items():
             tensor = torch.as_tensor(values)
@@ -53,7 +53,9 @@ class TorchSession(Session):
             tensors[name] = tensor.to(self._device)
         with torch.inference_mode():
             logits: torch.Tensor = self._model(**tensors)["logits"]
-        return logits.float().reshape(len(logits), -1).cpu().numpy()
+        if logits.dim() == 1:
+            logits = logits[:, None]
+        return logits.float().cpu().numpy()
 
 
 class SessionModule(torch.nn.Module):
@@ -61,12 +63,11 @@ class SessionModule(torch.nn.Module):
 
     Args:
         session: That of the engine.
-        labels_words: Whether the logits are those of each token.
     """
 
-    def __init__(self, session: Session, *, labels_words: bool = False) -> None:
+    def __init__(self, session: Session) -> None:
         super().__init__()
-        self._session, self._labels_words = session, labels_words
+        self._session = session
 
     def forward(
         self,
@@ -81,10 +82,7 @@ class SessionModule(torch.nn.Module):
             input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
         )
         batch = {name: tensor.cpu() for name, tensor in tensors.items() if tensor is not None}
-        logits = torch.from_numpy(self._session(batch)).to(input_ids.device)
-        if self._labels_words:
-            logits = logits.reshape(*input_ids.shape, -1)
-        return {"logits": logits}
+        return {"logits": torch.from_numpy(self._session(batch)).to(input_ids.device)}
 
 
 def engine_session(run: Path, options: Options, workers: int = 0) -> OnnxSession | None:

@@ -443,6 +443,11 @@ class Recipe(RecipeOptions):
 
         return choose_head(self)
 
+    @property
+    def token_columns(self) -> Sequence[str]:
+        """The columns that may have the words of rows to predict."""
+        return ()
+
     def columns_read(self) -> list[str]:
         """Return the user's names of the columns that the model reads, in order."""
         return [self.input_column]

@@ -57,14 +57,13 @@ def find(name: str | type[Recipe]) -> type[Recipe]:
         if isinstance(name, type) and issubclass(name, Recipe):
             return name
         raise UserError(f"expected the name, path or class of a recipe, found {name!r}")
-    points = entry_points(group=ENTRY_POINTS, name=name)
     loaded: Any
     if name in _shipped():
         _import_package()
         loaded = importlib.import_module(f"recipes.{name}")
     elif name.endswith(".py"):
         loaded = import_file(Path(name).expanduser().resolve(), "recipe")
-    elif points:
+    elif points := entry_points(group=ENTRY_POINTS, name=name):
         loaded = next(iter(points)).load()
     else:
         names = summaries()
@@ -92,15 +91,17 @@ def of_run(name: str, manifest: Path) -> type[Recipe]:
 
 def origin(recipe: type[Recipe]) -> str:
     """Return the name or path from which :func:`find` returns this class."""
-    for point in entry_points(group=ENTRY_POINTS):
+    file = getattr(sys.modules.get(recipe.__module__), "__file__", None)
+    path = None  # of a class that is defined in a notebook
+    if file is not None:
+        path = Path(file).resolve()
+    if path is not None and path in _shipped().values():
+        return path.stem
+    for point in entry_points(group=ENTRY_POINTS):  # reads a file of each installed package
         is_class = (point.attr or recipe.__qualname__) == recipe.__qualname__
         if is_class and point.module == recipe.__module__ and point.name not in _shipped():
             return point.name
-    file = getattr(sys.modules.get(recipe.__module__), "__file__", None)
-    if file is None:  # defined in a notebook
-        return recipe.__module__
-    path = Path(file).resolve()
-    return path.stem if path in _shipped().values() else str(path)
+    return recipe.__module__ if path is None else str(path)
 
 
 def display_name(recipe: type[Recipe]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from datasets import Dataset, DatasetDict, Image, List
 
-from finetune.data import ROW
+from finetune.data import ROW, words
 from finetune.data.digests import TEXTS
 from finetune.data.encoding import documents_of, to_rows
 from finetune.data.lengths import default_budget
@@ -20,7 +20,6 @@ from finetune.predicting import Options
 from finetune.predicting.inference import Batch, Encoded, Inference, Session, WordOutputs
 from finetune.predicting.session import TorchSession
 from finetune.recipe.pretrained import TextRecipe
-from finetune.recipe.tokens import TokenRecipe
 from finetune.runtime import distributed, hardware
 
 if TYPE_CHECKING:
@@ -96,8 +95,6 @@ class RecipeInference(Inference):
 
     def _dataset(self, values: list[Any]) -> Dataset:
         """Return values as raw rows, with labels that have no effect."""
-        if isinstance(self._recipe, TokenRecipe):
-            return self._recipe.rows_to_predict(values)
         name = self._recipe.input_column
         numbers = np.arange(len(values))
         # recipes have the numbers from `load` and may remove them again
@@ -116,6 +113,11 @@ class RecipeInference(Inference):
 
 class WordInference(WordOutputs, RecipeInference):
     """Predicts the words of rows."""
+
+    def _dataset(self, values: list[Any]) -> Dataset:
+        texts, labels = words.without_tags(values)
+        rows = Dataset.from_dict({self._recipe.input_column: texts})
+        return rows.add_column("label", labels, feature=self._recipe.kind.feature)
 
     def _collate(self, inputs: list[Mapping[str, Any]]) -> Batch:
         return dict(self._collator([dict(row) for row in inputs]))

@@ -115,7 +115,7 @@ class TextRecipe(Recipe, TextOptions):
 
     # ---- model and tokenizer ---------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def token_limit(self) -> int:
         """``max_length``, or the positions of the model if its default is more.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from finetune.errors import Facts
@@ -10,7 +9,7 @@ from finetune.recipe.options import option
 from finetune.recipe.pretrained import TextRecipe
 
 if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict
+    from datasets import DatasetDict
 
     from finetune.data.words import WordWindows
 
@@ -79,15 +78,6 @@ class TokenRecipe(TextRecipe):
         """The columns that may have the words of rows to predict."""
         from finetune.data.tags import TOKEN_COLUMNS
 
-        return [*filter(None, [self.token_column]), *TOKEN_COLUMNS]
-
-    def rows_to_predict(self, values: Sequence[str | Sequence[str]]) -> Dataset:
-        """Return texts, or lists of words, as raw rows whose words have no entity."""
-        from datasets import Dataset
-
-        from finetune.data.words import without_tags
-
-        texts, labels = without_tags(values)
-        return Dataset.from_dict({"text": texts}).add_column(
-            "label", labels, feature=self.kind.feature
-        )
+        if self.token_column:
+            return [self.token_column, *TOKEN_COLUMNS]
+        return list(TOKEN_COLUMNS)

@@ -6,7 +6,6 @@ Everything is read from the run directory. A function returns the blocks of each
 import base64
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -170,33 +169,28 @@ def _entity_slice_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) ->
     slices = mistakes.entity_slices(
         rows, table[SEEN].tolist(), table.get("tokens"), _flat_columns(run), _MAX_SLICES
     )
-    scores = ["precision", "recall", "f1"]
-    cells = []
-    for part in slices:
-        count = Cell(f"{part['entities']:,}", kind="number")
-        verdict = Cell("lower than on all rows" if part["lower"] else "", kind="bad")
-        cells.append([Cell(part["name"]), count, *to_cells(part, scores), verdict])
     caption = (
         "Labelled entities by whether the training rows have them, then slices of rows with at "
         "least 20 labelled entities and the lowest F1; some are low by chance"
     )
-    return [Table(caption, ["slice", "entities", *scores, ""], cells)]
+    return [_slice_table(caption, "entities", ["precision", "recall", "f1"], slices)]
 
 
 def _slice_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     slices = mistakes.worst_slices(rows, table.get("tokens"), _flat_columns(run), _MAX_SLICES)
+    caption = "Slices of at least 20 rows with the lowest accuracy; some are low by chance"
+    return [_slice_table(caption, "rows", ["accuracy"], slices)]
+
+
+def _slice_table(
+    caption: str, counted: str, scores: Sequence[str], slices: Sequence[Mapping[str, Any]]
+) -> Table:
     cells = []
     for part in slices:
-        count = Cell(f"{part['rows']:,}", kind="number")
+        count = Cell(f"{part[counted]:,}", kind="number")
         verdict = Cell("lower than on all rows" if part["lower"] else "", kind="bad")
-        cells.append([Cell(part["name"]), count, *to_cells(part, ["accuracy"]), verdict])
-    return [
-        Table(
-            "Slices of at least 20 rows with the lowest accuracy; some are low by chance",
-            ["slice", "rows", "accuracy", ""],
-            cells,
-        )
-    ]
+        cells.append([Cell(part["name"]), count, *to_cells(part, scores), verdict])
+    return Table(caption, ["slice", counted, *scores, ""], cells)
 
 
 def _describe(suspects: mistakes.Suspicion | None) -> str:
@@ -245,31 +239,28 @@ def _entity_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[
 
 
 def _error_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[Any]:
-    wrong = np.flatnonzero(~rows.is_correct)
-    spurious = table[PREDICTION].explode().dropna()[~rows.is_found]
-    # of the most probable wrong entity of each row
-    confidence = spurious.map(itemgetter("probability")).groupby(level=0).max()
-    confidence = confidence.reindex(wrong, fill_value=0.0)
-    confidence = confidence.sort_values(ascending=False, kind="stable")
-    probabilities: dict[Any, float] = confidence.head(_MAX_MISTAKES).to_dict()
+    wrong = np.count_nonzero(~rows.is_correct)
     suspects = suspicion(run, rows)
-    suspected: set[int] = set()
+    suspected: Sequence[int] | np.ndarray = ()
     if suspects is not None:
-        suspected = {rows.mistakes[number].row for number in suspects.rows}
-    lines = []
-    for index, value in probabilities.items():
-        row = table.loc[index]
-        probability = f"{value:.1%}" if value else "missed"
-        cells = [Cell(str(row["id"])), Cell(_marked(row), kind="text")]
-        note = "a label may be wrong" if index in suspected else ""
-        lines.append([*cells, Cell(probability, note, kind="number")])
+        suspected = suspects.rows
+    lines: dict[int, list[Cell]] = {}
+    for number, mistake in enumerate(rows.mistakes):
+        if mistake.row in lines or len(lines) == _MAX_MISTAKES:
+            continue
+        row = table.iloc[mistake.row]
+        note = mistake.kind
+        if number in suspected:
+            note += ", a label may be wrong"
+        probability = Cell(f"{mistake.confidence:.1%}", note, kind="number")
+        lines[mistake.row] = [Cell(str(row["id"])), Cell(_marked(row), kind="text"), probability]
     sentence = (
-        f"{len(wrong):,} of {len(rows):,} rows have an entity that is missed, spurious, of another "
+        f"{wrong:,} of {len(rows):,} rows have an entity that is missed, spurious, of another "
         "type or of other words. Below, the labels of a row come first, then its predictions."
     )
     header = ["row", "labels and predictions", "probability"]
     sentence += f" {_describe(suspects)}"
-    return [sentence, Table("The most confident mistakes", header, lines)]
+    return [sentence, Table("The most confident mistakes", header, list(lines.values()))]
 
 
 def _marked(row: Any) -> Markup:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -75,8 +76,10 @@ class Plot:
     def svg(self) -> str:
         """Return an SVG element without background; its text has the colour of the page's text."""
         file = io.StringIO()
-        self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-        self.figure.set_layout_engine("none")  # the layout is done; repeating it is slow
+        if engine := self.figure.get_layout_engine():  # with one, each savefig draws twice
+            engine.execute(self.figure)
+            self.figure.set_layout_engine(None)
+        self.figure.savefig(file, format="svg", dpi=100, transparent=True, metadata={"Date": None})
         element = file.getvalue()
         element = element[element.index("<svg") :].replace(INK, "currentColor")
         return re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
@@ -234,7 +237,8 @@ def predicted_and_true(labels: np.ndarray, predicted: np.ndarray, name: str, suf
 
 def panels(rows: int, *, height: float, width: float = WIDTH) -> tuple[Figure, list[Axes]]:
     """Return a figure of ``rows`` panels below each other that share the horizontal axis."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=72, layout="constrained")
+    FigureCanvasSVG(figure)  # the layout measures text as in the page, in units of 1/72 inch
     return figure, list(figure.subplots(rows, sharex=True, squeeze=False)[:, 0])
 
 

@@ -11,6 +11,8 @@ _NOT_FOR_WORDS = (
     "thresholds",
     "truncation",
     "teacher",
+    "teacher_weight",
+    "teacher_temperature",
     "unlabelled",
     "label_probabilities",
 )
@@ -42,6 +44,8 @@ def _require_teacher(options: Options) -> Mistakes:
     for name in ("teacher", "unlabelled", "label_probabilities"):
         if getattr(options, name) == "":  # e.g. a variable of the shell that is not set
             yield f"--{name}: expected a value, found an empty text"
+    if options.task == "tokens":  # which has none
+        return
     for name in ("teacher_weight", "teacher_temperature", "unlabelled"):
         if name in options.typed and not options.teacher:
             yield f"--{name} {options.typed[name]}: needs --teacher RUN"

@@ -14,16 +14,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from finetune.data.words import UNLABELLED, begin_entities, find_entities
+from finetune.data.words import UNLABELLED, find_entities, parse_tags
 from finetune.statistics.estimates import leave_out
 from finetune.statistics.scored import Kind, NamedRows
-
-
-def in_iob2(tags: np.ndarray) -> np.ndarray:
-    """Return tags of the same entities in which each begins with the tag for that."""
-    types = (np.maximum(tags, 0) + 1) // 2 - 1
-    return np.where(types < 0, 0, 2 * types + 2 - begin_entities(tags, types))
 
 
 class EntityMistake(NamedTuple):
@@ -67,7 +62,11 @@ class ScoredEntities(NamedRows):
         is_word = labels != UNLABELLED
         rows = np.cumsum(~is_word) - ~is_word
         count = np.count_nonzero(~is_word)
-        true, predicted = in_iob2(labels), in_iob2(np.where(is_word, tags, 0))
+        tags = np.where(is_word, tags, 0)
+        is_right = is_word
+        for true, predicted in zip(parse_tags(labels), parse_tags(tags), strict=True):
+            is_right = is_right & (true == predicted)
+        words = [np.bincount(rows[mask], minlength=count) for mask in (is_word, is_right)]
         sums = np.concatenate([[0.0], np.cumsum(confidence, dtype=np.float64)])
 
         def in_rows(tags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -76,20 +75,22 @@ class ScoredEntities(NamedRows):
             means = (sums[end] - sums[first]) / (end - first)
             return np.column_stack([rows[first], entities]), means
 
-        is_right = is_word & (true == predicted)
-        words = [np.bincount(rows[mask], minlength=count) for mask in (is_word, is_right)]
-        entities, at_labels = in_rows(true)
-        found, means = in_rows(predicted)
-        return cls(entities, names, found, np.stack(words, axis=1), means, at_labels)
+        entities, at_labels = in_rows(labels)
+        predicted, means = in_rows(tags)
+        return cls(entities, names, predicted, np.stack(words, axis=1), means, at_labels)
 
     def __len__(self) -> int:
         return len(self.words)
 
     @functools.cached_property
-    def is_found(self) -> np.ndarray:
+    def is_right(self) -> np.ndarray:
         """Whether each predicted entity is a true one, bool, shape ``(entities,)``."""
-        true = set(map(tuple, self.labels.tolist()))
-        return np.array([tuple(entity) in true for entity in self.predicted.tolist()], dtype=bool)
+        return np.isin(_keys(self.predicted), _keys(self.labels))
+
+    @functools.cached_property
+    def is_found(self) -> np.ndarray:
+        """Whether each true entity is predicted, bool, shape ``(entities,)``."""
+        return np.isin(_keys(self.labels), _keys(self.predicted))
 
     @functools.cached_property
     def is_correct(self) -> np.ndarray:
@@ -97,36 +98,34 @@ class ScoredEntities(NamedRows):
         return np.asarray(self.differences(self.labels) == 0)
 
     def _occurrences(self) -> Iterable[tuple[Any, np.ndarray]]:
-        for entities in (self.predicted[self.is_found], self.labels, self.predicted):
+        for entities in (self.predicted[self.is_right], self.labels, self.predicted):
             yield entities[:, 0], entities[:, 3]
 
     def differences(self, entities: np.ndarray) -> np.ndarray:
         """Return for each row how many entities are only predicted, or only in ``entities``, of the
         same shape: ``(rows,)``.
         """
-        sets = (set(map(tuple, table.tolist())) for table in (self.predicted, entities))
-        rows = [row for row, *_ in set.symmetric_difference(*sets)]
-        return np.bincount(np.array(rows, dtype=np.int64), minlength=len(self)).astype(float)
+        different = np.setxor1d(_keys(self.predicted), _keys(entities))
+        return np.bincount(different["row"], minlength=len(self)).astype(float)
 
     @functools.cached_property
     def mistakes(self) -> list[EntityMistake]:
         """What is predicted wrong, the most confident first."""
-        predicted = set(map(tuple, self.predicted.tolist()))
-        wrong = []
-        for entity, confidence in zip(self.labels.tolist(), self.confidence_at_labels, strict=True):
-            if tuple(entity) not in predicted:
-                wrong.append((*entity, False, float(confidence)))
-        is_wrong = ~self.is_found
-        columns = self.predicted[is_wrong].tolist(), self.confidence[is_wrong].tolist()
-        for entity, confidence in zip(*columns, strict=True):
-            wrong.append((*entity, True, confidence))
-        groups: list[list[Any]] = []
+        wrong: list[tuple[Any, ...]] = []
+        for is_predicted, entities, confidence, is_right in (
+            (False, self.labels, self.confidence_at_labels, self.is_found),
+            (True, self.predicted, self.confidence, self.is_right),
+        ):
+            values = zip(entities[~is_right].tolist(), confidence[~is_right].tolist(), strict=True)
+            wrong += [(*entity, is_predicted, value) for entity, value in values]
+        groups: list[list[tuple[Any, ...]]] = []
         row_before = last = -1
-        for row, first, end, *rest in sorted(wrong):
+        for entity in sorted(wrong):
+            row, first, end, *_ = entity
             if row != row_before or first >= last:
                 groups.append([])
                 last = end
-            groups[-1].append((row, first, end, *rest))
+            groups[-1].append(entity)
             row_before, last = row, max(last, end)
         return sorted(map(_mistake, groups), key=lambda mistake: -mistake.confidence)
 
@@ -135,8 +134,8 @@ class ScoredEntities(NamedRows):
         if of_words:
             words, right = self.words.sum(axis=0).tolist()
             return right, words
-        found = int(np.count_nonzero(self.is_found))
-        return found, len(self.labels) + len(self.predicted) - found
+        right = int(np.count_nonzero(self.is_right))
+        return right, len(self.labels) + len(self.predicted) - right
 
     @property
     def token_accuracy(self) -> np.ndarray:
@@ -149,24 +148,25 @@ class ScoredEntities(NamedRows):
         """How often a true type is predicted as another, for the same words: ``(types + 1, types +
         1)``. The last column has missed entities, the last row has spurious ones.
         """
-        count = len(self.names)
-        cells = np.zeros((count + 1, count + 1), dtype=np.int64)
-        predicted = {tuple(row): kind for *row, kind in self.predicted.tolist()}
-        for *place, kind in self.labels.tolist():
-            cells[kind, predicted.pop(tuple(place), count)] += 1
-        for kind in predicted.values():
-            cells[count, kind] += 1
+        missing = len(self.names)
+        true, predicted = pd.DataFrame(self.labels), pd.DataFrame(self.predicted)
+        pairs = true.merge(predicted, "outer", on=[0, 1, 2]).fillna(missing).astype(int)
+        cells = np.zeros((missing + 1, missing + 1), dtype=np.int64)
+        np.add.at(cells, (pairs["3_x"], pairs["3_y"]), 1)
         return cells
 
 
-def _mistake(entities: list[Any]) -> EntityMistake:
+def _keys(entities: np.ndarray) -> np.ndarray:
+    """Return entities as an array of one dimension, for the set operations of NumPy."""
+    names = ("row", "first", "end", "kind")
+    table = np.ascontiguousarray(entities, dtype=np.int64)
+    return table.view([(name, np.int64) for name in names]).ravel()
+
+
+def _mistake(entities: list[tuple[Any, ...]]) -> EntityMistake:
     """Return wrong entities of a row that overlap as one mistake."""
-    sides: tuple[list[Any], list[Any]] = ([], [])
-    confidences: tuple[list[float], list[float]] = ([], [])
-    for _, first, end, kind, is_predicted, confidence in entities:
-        sides[is_predicted].append((first, end, kind))
-        confidences[is_predicted].append(confidence)
-    labels, predicted = sides
+    labels = [entity[1:4] for entity in entities if not entity[4]]
+    predicted = [entity[1:4] for entity in entities if entity[4]]
     name = "other boundary"
     if not predicted:
         name = "missed"
@@ -174,5 +174,5 @@ def _mistake(entities: list[Any]) -> EntityMistake:
         name = "spurious"
     elif [place[:2] for place in labels] == [place[:2] for place in predicted]:
         name = "other type"
-    confidence = min(confidences[bool(predicted)])
+    confidence = min(entity[5] for entity in entities if entity[4] or not predicted)
     return EntityMistake(entities[0][0], name, confidence, labels, predicted)

@@ -63,28 +63,20 @@ def suspicion(rows: Any) -> Suspicion | None:
         rows: Rows with a class each, or with entities.
     """
     if rows.kind == "entities":
-        return _suspected_entities(rows)
-    wrong = ~rows.is_correct
-    if len(rows) < _MIN_ROWS or wrong.mean() > _MAX_WRONG:
+        right = rows.confidence[rows.is_right]
+        confidence = np.append(right, [mistake.confidence for mistake in rows.mistakes])
+        wrong = np.arange(len(confidence)) >= len(right)
+    else:
+        right = ()
+        confidence, wrong = rows.summary.confidence, ~rows.is_correct
+    if len(wrong) < _MIN_ROWS or wrong.mean() > _MAX_WRONG:
         return None
-    confident = len(rows) // 10
-    order = np.argsort(-rows.summary.confidence, kind="stable")[:confident]
-    suspected = order[wrong[order]]
-    return Suspicion(suspected, confident, share(len(suspected), confident))
-
-
-def _suspected_entities(rows: ScoredEntities) -> Suspicion | None:
-    found = rows.confidence[rows.is_found]
-    confidence = np.append(found, [mistake.confidence for mistake in rows.mistakes])
-    wrong = len(rows.mistakes) / max(1, len(confidence))
-    if len(confidence) < _MIN_ROWS or wrong > _MAX_WRONG:
-        return None
-    confident = len(confidence) // 10
+    confident = len(wrong) // 10
     order = np.argsort(-confidence, kind="stable")[:confident]
-    suspected = order[order >= len(found)] - len(found)
-    if len(suspected) > wrong * confident:
+    suspected = order[wrong[order]]
+    if rows.kind == "entities" and len(suspected) > wrong.mean() * confident:
         return None
-    return Suspicion(suspected, confident, share(len(suspected), confident))
+    return Suspicion(suspected - len(right), confident, share(len(suspected), confident))
 
 
 def _slice_names(tokens: pd.Series[int] | None, table: pd.DataFrame) -> list[pd.Series[str]]:
@@ -156,35 +148,36 @@ def entity_slices(
         For each slice ``name``, ``entities``, the labelled ones, scores by name, and ``lower``:
         whether the interval of its F1, or of its recall if it has no F1, is below that of all rows.
     """
-    predicted = set(map(tuple, rows.predicted.tolist()))
-    is_right = np.array([tuple(entity) in predicted for entity in rows.labels.tolist()], dtype=bool)
     is_seen = np.array(list(itertools.chain.from_iterable(seen)), dtype=bool)
-    counts = [
-        np.bincount(entities[:, 0], minlength=len(rows))
-        for entities in (rows.predicted[rows.is_found], rows.labels, rows.predicted)
-    ]
-    overall = score_counts(*(array.sum(keepdims=True) for array in counts))
+    columns = []
+    for entities in (rows.predicted[rows.is_right], rows.labels, rows.predicted):
+        columns.append(np.bincount(entities[:, 0], minlength=len(rows)))
+    counts = pd.DataFrame(columns).T
+    overall = score_counts(*counts.sum().to_numpy()[:, None])
 
-    def describe(name: str, entities: int, scores: dict[str, Any]) -> dict[str, Any]:
+    def describe(name: str, entities: int, scores: dict[str, Estimate]) -> dict[str, Any]:
         *_, score = scores
-        facts: dict[str, Any] = {"name": name, "entities": entities}
-        facts["lower"] = scores[score].high < overall[score][0].value
+        is_lower = scores[score].high < overall[score][0].value
+        facts: dict[str, Any] = {"name": name, "entities": entities, "lower": is_lower}
         return facts | {name: asdict(value) for name, value in scores.items()}
 
     known: list[dict[str, Any]] = []
     for name, mask in (("entities of the training rows", is_seen), ("other entities", ~is_seen)):
         if mask.any():
-            recall = share(int(is_right[mask].sum()), int(mask.sum()))
-            known.append(describe(name, int(mask.sum()), {"recall": recall}))
+            entities = int(mask.sum())
+            recall = share(int(rows.is_found[mask].sum()), entities)
+            known.append(describe(name, entities, {"recall": recall}))
     parts: list[dict[str, Any]] = []
     for slice_of_row in _slice_names(tokens, table):
-        sums = pd.DataFrame(np.stack(counts, axis=1)).groupby(slice_of_row.to_numpy(), sort=False)
-        for part, row in sums.sum().iterrows():
-            entities = int(row[1])
+        for part, sums in counts.groupby(slice_of_row.to_numpy(), sort=False).sum().iterrows():
+            entities = int(sums[1])
             if _MIN_IN_SLICE <= entities < len(rows.labels):
-                scores = score_counts(*row.to_numpy()[:, None])
-                first = {score: values[0] for score, values in scores.items()}
-                parts.append(describe(str(part), entities, first))
+                scores = score_counts(*sums.to_numpy()[:, None])
+                parts.append(
+                    describe(
+                        str(part), entities, {score: values[0] for score, values in scores.items()}
+                    )
+                )
     return known + sorted(parts, key=lambda facts: float(facts["f1"]["value"]))[:most]
 
 

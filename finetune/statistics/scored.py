@@ -304,23 +304,6 @@ def distances(first: Any, second: Any) -> np.ndarray:
     return np.asarray(gaps.max(axis=1))
 
 
-def agreement(first: Any, second: Any) -> dict[str, Any]:
-    """Return how far the answers of two models agree on the same rows.
-
-    Returns:
-        ``rows``; ``changed``, the rows with another decision, of numbers those that move by more
-        than 5% of the standard deviation of the labels; ``largest_difference`` of a probability,
-        or of a number in standard deviations. It is NaN if an answer is not finite.
-    """
-    changes = gaps = distances(first, second)
-    limit = 0.05
-    if first.kind != "numbers":
-        gaps = np.abs(first.probabilities.rows() - second.probabilities.rows())
-        limit = 0.0
-    changed = int(np.count_nonzero(~(changes <= limit)))
-    return {"rows": len(first), "changed": changed, "largest_difference": float(gaps.max())}
-
-
 def to_float16(outputs: np.ndarray) -> np.ndarray:
     """Return logits, ``(rows, classes)``, as float16, shifted so that the highest of a row is 0.
 

@@ -23,7 +23,7 @@ from finetune.statistics.functions import MODULES
 from finetune.statistics.linear import Linear
 from finetune.statistics.metrics import MetricArguments, NamedMetrics, module_of
 from finetune.statistics.results import Statistics
-from finetune.statistics.scored import Kind, Scored, agreement
+from finetune.statistics.scored import Kind, Scored, distances
 from finetune.tasks import decoding, losses
 
 if TYPE_CHECKING:
@@ -236,8 +236,22 @@ class Task(ABC, Generic[S]):
     def agreement(
         self, labels: np.ndarray, first: np.ndarray, second: np.ndarray
     ) -> dict[str, Any]:
-        """Return how far two models agree, see :func:`finetune.statistics.scored.agreement`."""
-        return agreement(self.scored(labels, first), self.scored(labels, second))
+        """Return how far the answers of two models agree on the same rows.
+
+        Returns:
+            ``rows``; ``changed``, the rows with another decision, of numbers those that move by
+            more than 5% of the standard deviation of the labels; ``largest_difference`` of a
+            probability, or of a number in standard deviations. It is NaN if an answer is not
+            finite.
+        """
+        rows = self.scored(labels, first)
+        changes = gaps = distances(rows, self.scored(labels, second))
+        limit = 0.05
+        if self.label_kind != "numbers":
+            gaps = np.abs(self.answers(first, 1.0) - self.answers(second, 1.0))
+            limit = 0.0
+        changed = int(np.count_nonzero(~(changes <= limit)))
+        return {"rows": len(rows), "changed": changed, "largest_difference": float(gaps.max())}
 
     @abstractmethod
     def scored_in(self, table: pd.DataFrame) -> S:

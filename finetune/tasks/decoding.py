@@ -3,7 +3,7 @@
 Only NumPy is imported: an export answers without the libraries of training.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -93,11 +93,9 @@ def predicted_entities(
         labels: The IOB2 tags.
         values: Texts, or lists of words; None where one is missing.
     """
-    places = []
-    for value in values:
-        places.append([] if value is None else words.read_words(value)[1])
+    _, words_of_rows = words.without_tags([value or "" for value in values])
     tags = np.argmax(outputs, axis=1)
-    return {ENTITIES: spans(tags, places, confidence(outputs), entity_types(labels))}
+    return {ENTITIES: spans(tags, words_of_rows, confidence(outputs), entity_types(labels))}
 
 
 def confidence(outputs: np.ndarray) -> np.ndarray:
@@ -107,7 +105,7 @@ def confidence(outputs: np.ndarray) -> np.ndarray:
 
 def spans(
     tags: np.ndarray,
-    places: Sequence[Sequence[tuple[int, int]]],
+    labels: Sequence[Sequence[Mapping[str, int]]],
     confidence: np.ndarray,
     types: Sequence[str],
 ) -> list[list[dict[str, Any]]]:
@@ -115,23 +113,23 @@ def spans(
 
     Args:
         tags: Shape ``(places,)``, a separator after the words of each row.
-        places: Start and end of each word of each row.
+        labels: The words of each row, with start and end.
         confidence: The probability of each predicted tag; that of an entity is their mean.
         types: The names of the types.
     """
-    spans: list[list[dict[str, Any]]] = []
-    before = 0
-    for row in places:
-        part = slice(before, before + len(row) + 1)
-        before = part.stop
-        spans.append([])
-        for first, end, kind in words.find_entities(tags[part]).tolist():
-            probability = np.float32(confidence[part][first:end].mean())
-            span = {
-                "start": row[first][0],
-                "end": row[end - 1][1],
-                "label": types[kind],
-                "probability": float(str(probability)),  # 0.9812, not 0.98119997
-            }
-            spans[-1].append(span)
+    places: list[Any] = []  # the row, start and end of each word
+    for number, row in enumerate(labels):
+        places += [(number, word["start"], word["end"]) for word in row]
+        places.append(None)
+    spans: list[list[dict[str, Any]]] = [[] for _ in labels]
+    for first, end, kind in words.find_entities(tags).tolist():
+        row, start, _ = places[first]
+        probability = np.float32(confidence[first:end].mean())
+        span = {
+            "start": start,
+            "end": places[end - 1][-1],
+            "label": types[kind],
+            "probability": float(str(probability)),  # 0.9812, not 0.98119997
+        }
+        spans[row].append(span)
     return spans

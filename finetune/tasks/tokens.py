@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from finetune.data import labels as class_labels
 from finetune.data import tags, targets, words
-from finetune.data.labels import list_names
 from finetune.data.prediction_columns import ENTITIES, LABEL, PREDICTION
 from finetune.data.words import UNLABELLED, find_entities
 from finetune.errors import UserError
@@ -88,21 +88,11 @@ class Tokens(Task[ScoredEntities]):
     def match_labels(self, rows: Dataset, split: str, report: Findings) -> Dataset:
         if not targets.is_tagged(rows):
             raise UserError("the model labels words, but the data has one label for each text")
-        names = targets.class_names(rows)
-        unknown = [number for number in targets.counts(rows) if names[number] not in self.types]
-        if unknown:
-            report.fail(
-                f"the data has types that the model does not know: "
-                f"{list_names([names[number] for number in unknown])} "
-                f"(it knows: {list_names(self.types)})",
-                split=split,
-                rows=targets.first_row(rows, set(unknown)),
-                fix="--label_map OLD=NEW renames types, OLD=O drops them",
-            )
-        numbers = {name: number for number, name in enumerate(self.labels)}
-        matched = [0]
-        for name in tags.tag_names(names)[1:]:
-            matched.append(numbers.get(name, 0))
+        fix = "--label_map OLD=NEW renames types, OLD=O drops them"
+        numbers = class_labels.match_names(rows, self.types, split, report, fix)
+        matched = {0: 0}
+        for number, other in numbers.items():
+            matched |= {2 * number + 1: 2 * other + 1, 2 * number + 2: 2 * other + 2}
         labels = []
         for row in targets.values(rows):
             labels.append([{**word, "tag": matched[word["tag"]]} for word in row])
@@ -134,46 +124,32 @@ class Tokens(Task[ScoredEntities]):
         return ScoredEntities.of_tags(labels, self.decide(outputs), self.types, confidence)
 
     def scored_in(self, table: pd.DataFrame) -> ScoredEntities:
-
-        def entities_in(column: str) -> tuple[np.ndarray, np.ndarray]:
+        tables, confidence = [], []
+        for column in (LABEL, PREDICTION):
             spans = table[column].explode().dropna()
             entities = pd.DataFrame(spans.tolist(), spans.index, list(_SPAN))
-            probabilities = entities.pop("probability").to_numpy(np.float64)
+            confidence.append(entities.pop("probability").to_numpy(np.float64))
             entities["label"] = pd.Index(self.types).get_indexer(pd.Index(entities["label"]))
-            return entities.reset_index().to_numpy(np.int64), probabilities
-
+            tables.append(entities.reset_index().to_numpy(np.int64))
+        (labels, predicted), (at_labels, means) = tables, confidence
         words = table[[WORDS, RIGHT_WORDS]].to_numpy()
-        labels, at_labels = entities_in(LABEL)
-        predicted, confidence = entities_in(PREDICTION)
-        return ScoredEntities(labels, self.types, predicted, words, confidence, at_labels)
+        return ScoredEntities(labels, self.types, predicted, words, means, at_labels)
 
     def columns(self, labels: Any, outputs: np.ndarray) -> Columns:
-        places = [[(word["start"], word["end"]) for word in row] for row in labels]
         targets = self.targets(labels)
         confidence = decoding.confidence(outputs)
-        true = decoding.spans(targets, places, confidence, self.types)
-        predicted = decoding.spans(self.decide(outputs), places, confidence, self.types)
-        counts = self.scored(targets, outputs).words
-        return {
-            LABEL: pa.array(true, _SPANS),
-            PREDICTION: pa.array(predicted, _SPANS),
-            WORDS: counts[:, 0],
-            RIGHT_WORDS: counts[:, 1],
-        }
+        spans = []
+        for tags_of_words in (targets, self.decide(outputs)):
+            cells = decoding.spans(tags_of_words, labels, confidence, self.types)
+            spans.append(pa.array(cells, _SPANS))
+        words, right_words = self.scored(targets, outputs).words.T
+        names = (LABEL, PREDICTION, WORDS, RIGHT_WORDS)
+        return dict(zip(names, [*spans, words, right_words], strict=True))
 
     def predicted(
         self, outputs: np.ndarray, values: Sequence[Any], temperature: float, *, all_labels: bool
     ) -> Columns:
         return decoding.predicted_entities(outputs, self.labels, values)
-
-    def agreement(
-        self, labels: np.ndarray, first: np.ndarray, second: np.ndarray
-    ) -> dict[str, Any]:
-        rows, others = self.scored(labels, first), self.scored(labels, second)
-        gaps = self.answers(first, 1.0) - self.answers(second, 1.0)
-        changed = np.count_nonzero(rows.differences(others.predicted))
-        largest = float(np.abs(gaps).max())
-        return {"rows": len(rows), "changed": changed, "largest_difference": largest}
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
         texts = []
@@ -199,7 +175,7 @@ class Tokens(Task[ScoredEntities]):
     def statistics(self, rows: ScoredEntities, recipe_metrics: NamedMetrics) -> Statistics:
         calibration = None
         if len(rows.predicted):
-            calibration = mistakes.describe_calibration(rows.confidence, rows.is_found)
+            calibration = mistakes.describe_calibration(rows.confidence, rows.is_right)
         return replace(super().statistics(rows, recipe_metrics), calibration=calibration)
 
     def seen_columns(self, train: Dataset, test: Dataset) -> Columns:
@@ -214,11 +190,10 @@ class Tokens(Task[ScoredEntities]):
             counts[word][tag] += 1
         frequent = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
         rows = data.splits["test"]
-        targets_of_test = self.targets(targets.values(rows))
-        predicted = np.zeros(len(targets_of_test), dtype=np.int64)
+        is_word = self.targets(targets.values(rows)) != UNLABELLED
+        predicted = np.zeros(len(is_word), dtype=np.int64)
         yield "no entity", self._outputs(predicted)
-        numbers = [frequent.get(word, 0) for word, _ in _words(rows)]
-        predicted[targets_of_test != UNLABELLED] = numbers
+        predicted[is_word] = [frequent.get(word, 0) for word, _ in _words(rows)]
         yield "dictionary: the most frequent tag of each word", self._outputs(predicted)
 
     def _outputs(self, tags: np.ndarray) -> np.ndarray:
@@ -235,6 +210,6 @@ def _entities(rows: Dataset) -> Iterator[list[tuple[str, str]]]:
 
 def _words(rows: Dataset) -> Iterator[tuple[str, int]]:
     """Yield each word of rows with its tag."""
-    for text, labels in zip(rows["text"][:], targets.values(rows), strict=True):
-        for word in labels:
-            yield text[word["start"] : word["end"]], word["tag"]
+    for text, label in zip(rows["text"][:], targets.values(rows), strict=True):
+        for name, word in zip(words.words_in(text, label), label, strict=True):
+            yield name, word["tag"]

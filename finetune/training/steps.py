@@ -367,12 +367,11 @@ def restore_words(
     places = np.concatenate(rows)
     is_first = places < len(order)  # the rest repeats rows to fill the last batch
     places = places[is_first]
-    sorted_places = np.argsort(order[places], kind="stable")
     arrays = []
     for parts, separator in ((outputs, 0), (labels, words.UNLABELLED)):
-        values = np.concatenate(parts)[is_first][sorted_places]
-        rows_of_values = documents[places][sorted_places]
-        arrays.append(words.join_rows(values, rows_of_values, documents.max() + 1, separator))
+        values = np.concatenate(parts)[is_first]
+        count = documents.max() + 1
+        arrays.append(words.join_rows(values, order[places], documents[places], count, separator))
     return EvalPrediction(*arrays)
 
 

@@ -42,7 +42,7 @@ from tests.acceptance.test_training import (
     typed_again,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
 Cli = Callable[..., Finished]
 
 

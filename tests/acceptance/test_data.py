@@ -180,6 +180,7 @@ BINARY: dict[str, Callable[[Path], object]] = {
     "records.json": lambda path: FRAME.to_json(path, orient="records"),
     "lines.json": lambda path: path.write_bytes(encode_rows(".jsonl")),
     "index.csv": lambda path: FRAME.to_csv(path),
+    "index of an index.csv": lambda path: FRAME.assign(**{"Unnamed: 0": FRAME.index}).to_csv(path),
     "UPPER.CSV": lambda path: path.write_bytes(encode_rows(".csv")),
     "100% [a] {b}.csv": write_rows,
 }
@@ -743,6 +744,10 @@ def test_what_is_detected_can_be_overridden(
         ("gb18030", "这部电影非常好看, 我还想再看一遍。"),
         ("shift_jis", "とても良い映画でした。もう一度見たいと思います。"),
         ("cp1250", "Łódź jest piękna, a książka była świetna i ciekawa"),
+        ("mac_roman", "das Mädchen, das größer ist"),
+        ("mac_roman", "un café au déjeuner"),
+        ("cp850", "das Mädchen, das älter ist"),
+        ("cp850", "un café, déjà vu"),
     ],
 )
 def test_other_alphabets_are_read_in_the_encoding_that_is_named(
@@ -876,6 +881,16 @@ REFUSED: dict[str, tuple[str, str | bytes, list[str]]] = {
         f"{HEAD}naïve,x\ndéjà vu,y\n".encode() + "café,x\n".encode("latin-1"),
         ["line 2", "line 4"],
     ),
+    "names again after a byte order mark": (
+        "a.csv",
+        f"{HEAD}x,good\ny,bad\n\ufeff{HEAD}z,good\n",
+        ["line 4"],
+    ),
+    "quoted names again after a byte order mark": (
+        "a.csv",
+        f'{HEAD}x,good\n\ufeff"text","label"\nz,good\n',
+        ["line 3"],
+    ),
     "names again of an index": ("a.csv", f",{HEAD}0,x,good\n,{HEAD}0,z,bad\n", ["line 3"]),
     "names again in a sheet": (
         "a.xlsx",
@@ -910,6 +925,8 @@ REFUSED: dict[str, tuple[str, str | bytes, list[str]]] = {
     "nested without end": ("a.jsonl", '{"text": "x", "m": ' + "[" * 100_000, ["line 1"]),
     "key twice": ("a.jsonl", '{"text": "x", "label": "y", "text": "z"}\n', ["line 1", "'text'"]),
     "cut off line": ("a.jsonl", '{"text": "x", "label": "y"}\n\n{"text": "z", "la', ["line 3"]),
+    "large number in a list": ("a.jsonl", '{"text": "x", "m": [[1], [18446744073709551616]]}\n',
+                               ["line 1", "'m'"]),
     "key twice in an array": ("a.json", '[{"text": "x", "text": "y"}]', ["'text'"]),
     "columns": ("a.json", '{"text": {"1": "a"}, "label": {"1": "x"}}', ["orient='records'"]),
     "cut off array": ("a.json", '[\n{"text": "x", "label": "y"},\n{"text": "z", "l', ["line 3"]),

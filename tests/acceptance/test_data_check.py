@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -334,6 +335,23 @@ def test_a_file_that_changed_is_read_again(way: str, tmp_path: Path, bert: Path)
     texts = sorted(text for split in split_rows(text_recipe(path)).values() for text, _ in split)
     assert texts == sorted(text for text, _ in renamed)
     assert tokenized_rows(path, bert) != first
+
+
+@pytest.mark.contract("C3", "C10")
+def test_a_copy_of_rows_in_python_that_is_cut_off_is_not_read() -> None:
+    """Arrow itself reads a stream without its last batches."""
+    rows = [{"text": f"text {n} of a list", "label": "ab"[n % 2]} for n in range(20_000)]
+    recipe = text_recipe(rows)
+    name = recipe.dataset.removeprefix("memory:")
+    (copy,) = Path(os.environ["HF_HOME"]).rglob(f"{name}/train.arrow")
+    with pa.ipc.open_stream(copy.read_bytes()) as stream:
+        batch = stream.read_next_batch()
+    assert len(batch) < len(rows)
+    sink = pa.BufferOutputStream()
+    pa.ipc.new_stream(sink, batch.schema).write_batch(batch)
+    copy.write_bytes(sink.getvalue())
+    with pytest.raises(finetune.UserError, match="pass the rows again"):
+        recipe.load()
 
 
 @pytest.mark.contract("C10")

@@ -442,6 +442,20 @@ def test_labels_that_differ_by_case_or_blanks_are_reported_and_kept(
         assert ("'good'" in message, "'GOOD'" in message) == (True, False)
 
 
+@pytest.mark.contract("C4", "C5")
+def test_labels_in_lists_that_differ_by_blanks_are_reported_and_kept(tmp_path: Path) -> None:
+    """Blanks around a separator are no part of a label."""
+    lists = [["good"], ["good ", "bad"], ["bad"]]
+    lines = [{"text": f"text {n}", "label": lists[n % 3]} for n in range(60)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    recipe = text_recipe(tmp_path / "a.jsonl")
+    assert recipe.labels == ["bad", "good", "good "]
+    assert any("'good '" in note and "--label_map" in note for note in recipe.notes)
+    rows = [(f"text {n}", ("good", " good ; bad")[n % 2]) for n in range(60)]
+    data.write_csv(tmp_path / "a.csv", ["text", "label"], rows)
+    assert text_recipe(tmp_path / "a.csv", label_separator=";").labels == ["bad", "good"]
+
+
 @pytest.mark.contract("C5", "B1")
 def test_a_damaged_image_is_refused_by_its_name(tmp_path: Path) -> None:
     """The message comes before training."""

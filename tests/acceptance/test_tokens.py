@@ -157,6 +157,24 @@ def test_invalid_rows_are_left_out_and_a_type_of_the_test_file_is_named(tmp_path
         _ = recipe.splits
 
 
+@pytest.mark.contract("B9", "C5")
+def test_numbers_of_words_are_not_taken_for_words_in_silence(tmp_path: Path) -> None:
+    recipe = Entities(dataset=str(write(tmp_path / "a.tsv", PLAIN)))
+    _ = recipe.source
+    (sentence,) = recipe.report.sentences("warning")
+    assert "--token_column: the column '1' has numbers only" in sentence
+
+
+@pytest.mark.contract("G6", "F4")
+def test_a_command_refuses_each_option_of_a_teacher_once(sentences: Path, cli: Cli) -> None:
+    options = dict(teacher="x", unlabelled="y", teacher_weight=0.3)
+    result = cli("tokens", *flags(dataset=sentences, model="none", **options))
+    assert result.status == 2
+    for name, value in options.items():
+        (line,) = (line for line in result.stderr.splitlines() if f"--{name} " in line)
+        assert f"--{name} {value}: does not apply to the labels of words" in line
+
+
 @pytest.mark.contract("B9", "C1", "C6", "C7")
 def test_rows_in_python_with_class_ids_repeated_sentences_and_documents(tmp_path: Path) -> None:
     tags = List(ClassLabel(names=["O", "B-PER", "I-PER"]))

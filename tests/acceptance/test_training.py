@@ -47,7 +47,7 @@ from tests.conftest import HANGS, ROOT
 from tests.jobs import free_port, rank_without_launcher, wait_until
 from tests.warm import Servers
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
 Cli = Callable[..., Finished]
 HERE = Path(__file__).parent
 FAULTY = HERE / "faulty.py"
