@@ -15,6 +15,7 @@ import bisect
 import itertools
 import json
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 
 from finetune.data import prediction_columns, targets, words
 from finetune.data.columns import describe_columns, require_columns
+from finetune.data.comma_list import join_values
 from finetune.data.labels import list_names, natural_key, parse_list
 from finetune.data.targets import OUTSIDE, refuse_or_drop
 from finetune.errors import Findings, UserError, counted
@@ -36,6 +38,11 @@ _ANSWER = "answer"
 TOKEN_COLUMNS = ("tokens", "words", "1")
 LABEL_COLUMNS = ("ner_tags", "tags", "labels", "spans", "entities", "label")
 _TAG = re.compile(r"([BIOESLUM])[-_](.+)", re.DOTALL)
+#: A tag with a letter that is not read as one: ``B``, ``b-PER``, ``B:PER`` or ``PER-B``.
+_OTHER_TAG = re.compile(
+    r"(?P<letter>[BI])([-_:./](?P<after>.*))?|(?P<before>.+)[-_:./](?P<last>[BI])",
+    re.IGNORECASE | re.DOTALL,
+)
 #: Letters of other names of IOBES: BILOU, BMEWO and the like.
 _OTHER_LETTERS = {"L": "E", "U": "S", "M": "I"}
 _LETTERS = {
@@ -121,6 +128,8 @@ class TagReader:
         else:
             if self.scheme == AUTO:
                 self.scheme = self._find_scheme(_cells(dataset["train"], labels))
+                if self.scheme == "plain":
+                    _refuse_halves(self.names - self.renames.keys(), report, have_spans=False)
             reason = f"the tags in '{labels}' are {_NAMES[self.scheme]}"
         items = {}
         tags: set[str] = set()
@@ -131,6 +140,9 @@ class TagReader:
                 refuse_or_drop(report, description, fix, positions, rows, split, self.drop_invalid)
             for *_, tags_of_row in items[split].values():
                 tags.update(tags_of_row)
+        if have_spans:
+            _refuse_halves(self.names - self.renames.keys(), report, have_spans=True)
+        self._warn_of_outside(have_spans, report)
         if self.padded:
             spans = counted(self.padded, "span")
             report.info(f"{spans} with blanks at the beginning or end: the blanks are left out")
@@ -147,6 +159,21 @@ class TagReader:
             rows = rows.remove_columns([labels, column])
             splits[split] = _encode(rows, items[split], types)
         return splits, labels, reason
+
+    def _warn_of_outside(self, have_spans: bool, report: Findings) -> None:
+        """Warn of a type with the name that stands for no entity, unless ``renames`` has it."""
+        if have_spans:
+            pattern = OUTSIDE
+        elif self.scheme == "plain":
+            return
+        else:
+            pattern = f"[BIOESLUM][-_]{OUTSIDE}"
+        names = sorted(self.names - self.renames.keys())
+        names = [name for name in names if re.fullmatch(pattern, name)]
+        if names:
+            fix = f"if it is a type, rename it: --label_map {names[0]}="
+            fix += names[0].removesuffix(OUTSIDE) + "NAME"
+            report.warning(f"{list_names(names)} is read as no entity", fix=fix)
 
     def _find_columns(self, dataset: DatasetDict, report: Findings) -> tuple[str, str, bool]:
         """Return the columns of labels, and of texts or words, and whether the labels are spans."""
@@ -275,7 +302,7 @@ class TagReader:
         if not isinstance(value, str) or not value.strip():
             raise Invalid("without a text")
         if not isinstance(labels, list):
-            raise Invalid("without a list of spans")
+            raise Invalid("without a list of spans ([] is no entity)")
         places = words.split_words(value)
         tags = [OUTSIDE] * len(places)
         for span in labels:
@@ -288,6 +315,44 @@ class TagReader:
             start += value[start:end].find(content)
             _add_span(tags, places, start, start + len(content), name, repr(content))
         return value, places, tags
+
+
+def _refuse_halves(names: Iterable[str], report: Findings, *, have_spans: bool) -> None:
+    """Refuse names of types of which one is the first word of an entity, the other its next words.
+
+    Args:
+        names: The names in the data that ``--label_map`` does not rename.
+        report: Gets the error.
+        have_spans: Whether they are names of spans, not tags.
+
+    Raises:
+        UserError: If there are such names.
+    """
+    halves: dict[str, dict[str, str]] = defaultdict(dict)
+    for name in sorted(names):
+        match = _OTHER_TAG.fullmatch(name)
+        if match is not None:
+            letter = match["letter"] or match["last"]
+            halves[match["after"] or match["before"] or ""][letter.upper()] = name
+    halved: list[str] = []
+    pairs = []
+    for kind, tags in halves.items():
+        if len(tags) == 2:
+            if kind in ("", OUTSIDE):
+                kind = "NAME"
+            halved += tags.values()
+            pairs += [f"{name}={letter}-{kind}" for letter, name in tags.items()]
+    if not halved:
+        return
+    if have_spans:
+        advice = "write one span for an entity, with its type"
+    else:
+        option = shlex.quote(join_values(pairs))
+        advice = f"--label_map {option} makes it one type, --tag_scheme plain keeps two"
+    names_of_halves = list_names(halved)
+    report.fail(
+        f"--label_column: {names_of_halves} are the first and the next words of entities: {advice}"
+    )
 
 
 def _add_span(

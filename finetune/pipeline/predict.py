@@ -240,6 +240,13 @@ def _notes(request: Request) -> list[str]:
     notes = [*filter(None, [request.run.unfinished]), *request.file_facts]
     if renamed := [name for name in request.added if name.startswith("predicted ")]:
         notes.append(f"the input already has columns of these names: see {', '.join(renamed)}")
+    texts = request.recipe.input_column
+    for name in set(request.columns_read).intersection(request.recipe.token_columns):
+        if texts in request.rows.column_names:
+            notes.append(
+                f"the words in '{name}' were read, not '{texts}', and start and end are in these "
+                f"words with a blank between them: --text_column {texts} reads the texts"
+            )
     nulls = []
     for name in request.columns_read:
         column = request.rows.column(name)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.config.settings import Settings
-from finetune.errors import Findings
+from finetune.errors import Findings, UserError
 from finetune.pipeline.time_limit import UNEVALUATED
 from finetune.recipe.options import rule_options
 from finetune.recipe.run import Run
@@ -65,7 +65,15 @@ def derive_settings(settings: Settings, scored_run: ScoredRun) -> Settings:
     Args:
         settings: Those of the run, whose rows are prepared.
         scored_run: The run.
+
+    Raises:
+        UserError: If the run was trained on its validation rows.
     """
+    if scored_run.manifest.arguments.get("final_epochs"):
+        raise UserError(
+            f"--refit: {scored_run.name} was trained on its validation rows (--final_epochs), so "
+            "its scores are not those of a training without them: train a new run with --refit"
+        )
     rows = len(settings.recipe.training_rows)
     all_rows = rows + len(settings.recipe.prepared["validation"])
     manifest = scored_run.manifest

@@ -23,7 +23,7 @@ def _refuse_refit(options: Options) -> Mistakes:
     if options.final_epochs:
         yield (
             f"--refit: --final_epochs {options.final_epochs:g} trains the run on the validation "
-            "rows already; give one of the two"
+            "rows already; give one of the two when the run is started"
         )
     if options.max_minutes:
         yield "--refit: --max_minutes is for one training; give --num_train_epochs"

@@ -32,7 +32,7 @@ import finetune
 from recipes.image import Image
 from recipes.text import Text
 from tests.acceptance import data
-from tests.acceptance.conftest import Finished, Trained, flags
+from tests.acceptance.conftest import Finished, Trained, flags, user_error
 from tests.acceptance.test_results import bag_of_words
 from tests.acceptance.test_training import FAULTY, assert_identical
 from tests.families import write as write_family
@@ -828,6 +828,10 @@ def test_few_rows_end_with_the_validation_rows(reviews: Path, bert: Path, tmp_pa
         (tmp_path / "killed" / name).unlink()
     finetune.train("text", **options, output_dir=str(tmp_path / "killed"), resume=True)
     assert_identical(tmp_path / "killed", default.path)
+    options |= dict(final_epochs=0, allow_changed="final_epochs", resume=True, refit=True)
+    with user_error("--refit: default was trained on its validation rows"):
+        finetune.train("text", **options, output_dir=str(default.path))
+    assert not (default.path / "refit").exists()
 
 
 @pytest.mark.contract("G5", "E3")

@@ -69,6 +69,8 @@ READ: dict[str, tuple[str, Any, dict[str, Any], list[tuple[str, str]], str]] = {
                          [("Ann", "B-1"), ("Lee", "I-1")], "IOB2"),
     "blanks around a span": ("a.jsonl", [{"text": TEXT, "spans": [[7, 12, "PER"]]}], {},
                              [("," , "B-PER"), ("Bob", "I-PER")], "spans"),
+    "types like prefixes": ("a.conll", "Ann B\nLee I\nin O", dict(tag_scheme="plain"),
+                            [("Ann", "B-B"), ("Lee", "B-I")], "without prefixes"),
     "letters are words": ("a.jsonl", [{"text": "\u6771\u4eac\u3067", "spans": [[0, 2, "LOC"]]}],
                           {}, [("\u6771", "B-LOC"), ("\u4eac", "I-LOC")], "spans"),
 }  # fmt: skip
@@ -80,6 +82,15 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], list[str]]] = {
     "open entity": ("a.conll", "Ann B-PER\nLee O\nBob S-PER", {}, ["O after B-PER", "line 1"]),
     "short line": ("a.conll", "Ann N B-PER\nin O", {}, ["line 2", "2 more fields"]),
     "prefixes": ("a.conll", "Ann B-PER\nLee PER", {}, ["--tag_scheme", "'PER'", "set plain"]),
+    "prefixes in lower case": ("a.conll", "Ann b-PER\nLee i-PER\nRome b-LOC", {},
+                               ["'b-PER'", "--label_map b-PER=B-PER,i-PER=I-PER makes",
+                                "--tag_scheme plain"]),
+    "prefixes without a type": ("a.conll", "Ann B\nLee I\nin O", {},
+                                ["--label_map B=B-NAME,I=I-NAME makes"]),
+    "prefixes at the end": ("a.conll", "Ann PER-B\nLee PER-I\nin O", {},
+                            ["--label_map PER-B=B-PER,PER-I=I-PER makes"]),
+    "spans of words": ("a.jsonl", [{**SEVEN, "spans": [[0, 3, "B-PER"], [4, 7, "I-PER"]]}], {},
+                       ["'B-PER'", "one span for an entity"]),
     "numbers": ("a.jsonl", [{"tokens": ["a"], "ner_tags": [1]}], {}, ["--label_map 0=O", "line 1"]),
     "fewer tags": ("a.jsonl", [{"tokens": ["a", "b"], "tags": ["B-X"]}], {}, ["2 and 1", "line 1"]),
     "empty word": ("a.jsonl", [{"tokens": ["a", " "], "tags": ["B-X", "O"]}], {}, ["' '"]),
@@ -88,7 +99,8 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], list[str]]] = {
     "outside": ("a.jsonl", [SEVEN, {**SEVEN, "spans": [[4, 9, "PER"]]}], {}, ["outside", "4 to 9"]),
     "overlap": ("a.jsonl", [{**SEVEN, "spans": [[0, 7, "PER"], [4, 7, "X"]]}], {}, ["overlap"]),
     "no span": ("a.jsonl", [SEVEN, {**SEVEN, "spans": [[0, 7]]}], {}, ["[0, 7]", "line 2"]),
-    "missing": ("a.jsonl", [SEVEN, {**SEVEN, "spans": None}], {}, ["without a list", "line 2"]),
+    "missing": ("a.jsonl", [SEVEN, {**SEVEN, "spans": None}], {},
+                ["without a list of spans ([] is no entity)", "line 2"]),
     "rejected": ("a.jsonl", [SEVEN, {**SEVEN, "text": "x", "spans": [], "answer": "reject"}], {},
                  ["not accepted", "line 2"]),
     "scheme of spans": ("a.jsonl", [SEVEN], dict(tag_scheme="iob2"), ["has spans, not tags"]),
@@ -143,6 +155,26 @@ def test_what_is_no_entity_is_refused(tmp_path: Path, case: str) -> None:
     name, content, options, fragments = REFUSED[case]
     with user_error(*fragments):
         _ = Entities(dataset=str(write(tmp_path / name, content)), **options).splits
+
+
+@pytest.mark.contract("B9", "C5")
+@pytest.mark.parametrize(
+    ("name", "content", "renamed"),
+    [
+        ("a.conll", "Ann B-PER\nLee B-O", "B-O=B-gas"),
+        ("a.jsonl", [{"text": "Ann Lee", "spans": [[0, 3, "PER"], [4, 7, "O"]]}], "O=gas"),
+    ],
+)
+def test_a_type_that_is_read_as_no_entity_is_named(
+    tmp_path: Path, name: str, content: Any, renamed: str
+) -> None:
+    dataset = str(write(tmp_path / name, content))
+    recipe = Entities(dataset=dataset)
+    assert labelled_words(recipe.source["train"]) == [[("Ann", "B-PER")]]
+    assert any("is read as no entity" in text for text in recipe.report.sentences("warning"))
+    recipe = Entities(dataset=dataset, label_map=renamed)
+    assert labelled_words(recipe.source["train"]) == [[("Ann", "B-PER"), ("Lee", "B-gas")]]
+    assert not recipe.report.sentences("warning")
 
 
 @pytest.mark.contract("B9", "C5")
@@ -422,6 +454,19 @@ def test_predictions_in_each_format(
     assert {(16, 24, "place"), (27, 33, "dish")} <= set(spans(cells[0]))
     if name == "rows.csv":
         assert cells[1] is None or cells[1] != cells[1]
+
+
+@pytest.mark.contract("E12", "E4")
+def test_words_beside_a_text_are_named(entity_run: finetune.Run, tmp_path: Path, cli: Cli) -> None:
+    row = {"text": f"- {SENTENCE}", "tokens": SENTENCE.split()}
+    path = write(tmp_path / "rows.jsonl", [row])
+    answer = cli("predict", entity_run.path, path).succeeded()
+    assert "the words in 'tokens' were read, not 'text'" in answer.stderr
+    texts = cli("predict", entity_run.path, path, "--text_column", "text").succeeded()
+    assert "were read, not" not in texts.stderr
+    (start, *_), *_ = spans(json.loads(answer.stdout)["entities"])
+    (later, *_), *_ = spans(json.loads(texts.stdout)["entities"])
+    assert later == start + 2
 
 
 @pytest.mark.contract("E12")
