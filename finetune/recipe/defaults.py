@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Learning rates of full fine-tuning, by the parameters of the layers, in millions.
 _RATES = ((30, 1e-4), (150, 3e-5), (math.inf, 1e-5))
+#: Those for labels of words, most of which have no entity.
+_WORD_RATES = ((30, 3e-4), (150, 5e-5), (math.inf, 2e-5))
 _ADAPTER_FACTOR = 10  # Schulman et al., "LoRA Without Regret", 2025
 _HEAD_ONLY_RATE = 1e-3
 #: With fewer training rows, or fewer than :data:`_MIN_ROWS_OF_CLASS` a class, the mean of the last
@@ -50,7 +52,8 @@ def _resolve(recipe: Any, step_rows: int) -> dict[str, Any]:
 
     rows = _count_rows(recipe)
     parameters = families.count_layer_parameters(recipe.model_config)
-    rate = next(rate for size, rate in _RATES if parameters <= size * 1e6)
+    rates = _WORD_RATES if recipe.labels_words else _RATES
+    rate = next(rate for size, rate in rates if parameters <= size * 1e6)
     if recipe.adapter is not None:
         rate *= _ADAPTER_FACTOR
     if recipe.freeze == "base":

@@ -35,7 +35,7 @@ class TokenRecipe(TextRecipe):
         group="labels",
     )
     task: Literal["tokens"] = "tokens"  # type: ignore[assignment]
-    head: Literal["probe", "random"] = "random"
+    head: Literal["probe", "random"] = "probe"
     long_texts: Literal["windows"] = "windows"
     pooling: Literal["words"] = "words"  # type: ignore[assignment]
 

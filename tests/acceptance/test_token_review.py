@@ -310,7 +310,7 @@ def test_head_and_baseline_are_regressions_of_word_states(
     path = data.write_conll(tmp_path / "rows.conll", 160)
     options = TRAINING | dict(max_length=128, learning_rate=1e-12, num_train_epochs=10)
     run = finetune.train(
-        "tokens", dataset=str(path), model=str(pretrained_bert), head="probe",
+        "tokens", dataset=str(path), model=str(pretrained_bert),
         output_dir=str(tmp_path / "run"), **options,
     )  # fmt: skip
     (note,) = (note for note in run.manifest.data.notes if note.startswith("head: "))
@@ -337,9 +337,17 @@ def test_head_and_baseline_are_regressions_of_word_states(
     baseline = run.metrics.baseline["frozen encoder + logistic regression"]["f1"]
     assert min(abs(score - baseline) for score in scores) < 0.01
     assert baseline > 0.3
-    recipe = Entities(dataset=str(path), model=str(pretrained_bert))
+    recipe = Entities(dataset=str(path), model=str(pretrained_bert), head="random")
     _ = recipe.trainer_kwargs()
-    assert not [note for note in recipe.notes if note.startswith("head: ")]  # random by default
+    assert not [note for note in recipe.notes if note.startswith("head: ")]
+
+
+@pytest.mark.contract("G5")
+def test_unset_rates_of_words_are_higher(bert: Path, tmp_path: Path) -> None:
+    path = data.write_conll(tmp_path / "rows.conll", 160)
+    recipe = Entities(dataset=str(path), model=str(bert))
+    arguments = recipe.trainer(precision="fp32", disable_tqdm=True, output_dir="unused").args
+    assert arguments.learning_rate == 3e-4
 
 
 # ---- check --deep --------------------------------------------------------------------------------
