@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.config.settings import Settings
+from finetune.data.digests import fingerprint
 from finetune.errors import Findings, UserError
 from finetune.pipeline.time_limit import UNEVALUATED
 from finetune.recipe.options import rule_options
@@ -67,15 +68,21 @@ def derive_settings(settings: Settings, scored_run: ScoredRun) -> Settings:
         scored_run: The run.
 
     Raises:
-        UserError: If the run was trained on its validation rows.
+        UserError: If the run was trained on its validation rows, or the data has changed since.
     """
+    recipe = settings.recipe
     if scored_run.manifest.arguments.get("final_epochs"):
         raise UserError(
             f"--refit: {scored_run.name} was trained on its validation rows (--final_epochs), so "
             "its scores are not those of a training without them: train a new run with --refit"
         )
-    rows = len(settings.recipe.training_rows)
-    all_rows = rows + len(settings.recipe.prepared["validation"])
+    if fingerprint(recipe.splits, recipe.input_column) != scored_run.manifest.data.fingerprint:
+        raise UserError(
+            f"--refit: the data has changed since {scored_run.name} was trained, so its scores are "
+            "not those of this data: train a new run with --refit"
+        )
+    rows = len(recipe.training_rows)
+    all_rows = rows + len(recipe.prepared["validation"])
     manifest = scored_run.manifest
     steps = manifest.best_step or manifest.steps or 0
     epochs = [entry["epoch"] for entry in manifest.history if entry["step"] <= steps]
@@ -86,7 +93,7 @@ def derive_settings(settings: Settings, scored_run: ScoredRun) -> Settings:
         f"--refit: {all_rows:,} rows, those of training and validation together, and as many steps "
         f"for each row as the {steps:,} steps of {scored_run.name}"
     )
-    return replace(settings, recipe=settings.recipe.with_values(report=report), training=training)
+    return replace(settings, recipe=recipe.with_values(report=report), training=training)
 
 
 def set_aside(directory: Path) -> None:

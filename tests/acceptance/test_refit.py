@@ -160,14 +160,16 @@ def test_a_refit_after_the_run(
     reviews: Path, bert: Path, tmp_path: Path, cli: Callable[..., Finished]
 ) -> None:
     """A finished run gets one by --resume, and another when it has more epochs. The default of
-    final epochs is none with it.
+    final epochs is none with it. The data may not change between the two trainings.
     """
-    recipe = Text(dataset=str(reviews), model=str(bert))
+    file = tmp_path / "reviews.csv"
+    file.write_bytes(reviews.read_bytes())
+    recipe = Text(dataset=str(file), model=str(bert))
     assert recipe.training_defaults({}, is_loaded=True)["final_epochs"] == 3
     assert "final_epochs" not in recipe.training_defaults({"refit": True}, is_loaded=True)
     with pytest.raises(finetune.UserError, match="refit: a trainer does not have it"):
         recipe.trainer(refit=True)
-    options = OPTIONS | dict(dataset=str(reviews), model=str(bert), label_separator=None)
+    options = OPTIONS | dict(dataset=str(file), model=str(bert), label_separator=None)
     options |= dict(output_dir=str(tmp_path / "run"), load_best_model_at_end=False)
     options |= dict(num_train_epochs=1, head="random", class_weights="balanced")
     run = finetune.train("text", **options)
@@ -183,3 +185,7 @@ def test_a_refit_after_the_run(
     finetune.train("text", **more, refit=True, resume=True)
     assert finetune.Run.load(run.path / "refit").manifest.steps == round(20 * 192 / 173)
     assert finetune.Run.load(run.path / "refit.1").manifest.steps == round(10 * 192 / 173)
+    rows = pd.read_csv(file)
+    rows.assign(text=rows["text"] + " again").to_csv(file, index=False)
+    with pytest.raises(finetune.UserError, match="the data has changed since run was trained"):
+        finetune.train("text", **more, refit=True, resume=True, allow_changed="data")
