@@ -80,7 +80,9 @@ def check_settings(settings: Settings, progress: Progress = ignore, *, deep: boo
         progress: Called with each event.
         deep: See :func:`check`.
     """
-    recipe = settings.recipe
+    # to choose the head, a training of few rows loads the model, which may be a download
+    recipe = settings.recipe.with_values(initial_head="probe")
+    settings = replace(settings, recipe=recipe)
     report = settings.report
     steps = None
     if deep:

@@ -35,7 +35,9 @@ class TokenRecipe(TextRecipe):
         group="labels",
     )
     task: Literal["tokens"] = "tokens"  # type: ignore[assignment]
-    head: Literal["probe", "random"] = "probe"
+    head: Literal["probe", "random"] = option(
+        "probe", "start of a new last layer: linear model of its inputs, or random", group="model"
+    )
     long_texts: Literal["windows"] = "windows"
     pooling: Literal["words"] = "words"  # type: ignore[assignment]
 

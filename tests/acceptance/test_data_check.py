@@ -1,6 +1,7 @@
 """Data: `check`, the cache, and checks of the tokenizer (rows C9 to C11)."""
 
 import json
+import math
 import os
 import random
 import re
@@ -158,6 +159,18 @@ def test_faults_of_splits_are_found(tmp_path: Path, bert: Path) -> None:
     ):
         assert [all(part in message for part in fragments) for message in overlaps].count(True) == 1
     assert "'odd'" in by_name["not_in_test"].message
+
+
+@pytest.mark.contract("C9", "G5")
+def test_a_check_does_not_load_the_model(tmp_path: Path, pretrained_bert: Path) -> None:
+    """Its weights may be a download. A training of so few rows loads it to choose its defaults."""
+    model = shutil.copytree(pretrained_bert, tmp_path / "model")
+    (model / "model.safetensors").write_bytes(b"cut off")
+    path = write(tmp_path / "a.csv", plain())
+    result = finetune.check("text", dataset=str(path), model=str(model))
+    rows = result.splits["train"].rows
+    steps = math.ceil((100 + 5 * 2) * 32 / rows) * (rows // 32)  # of the table of defaults
+    assert (result.status, result.steps) == (0, steps)
 
 
 @pytest.mark.contract("C9")
