@@ -80,12 +80,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_report(patch: pytest.MonkeyPatch) -> None:
     """Skip `report.html`, which takes longer than a small training and has its own tests."""
     from finetune.reporting import page
 
-    monkeypatch.setattr(page, "write", lambda run: run.path)
+    patch.setattr(page, "write", lambda run: run.path)
+
+
+@pytest.fixture
+def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip `report.html`."""
+    skip_report(monkeypatch)
 
 
 @pytest.fixture(scope="session")

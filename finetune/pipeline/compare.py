@@ -50,8 +50,8 @@ class Comparison:
     positive_label: str | None = None  # of the first run, if there are two classes
 
     def scores(self, names: Sequence[str]) -> Table:
-        """Return a table of metrics: each run and its difference to the first run, then the baselines
-        of the first run.
+        """Return a table of metrics: each run and its difference to the first run, then the
+        baselines of the first run.
         """
         rows = [score_row(self.names[0], self.metrics[0], names)]
         columns = (self.names[1:], self.metrics[1:], self.differences)

@@ -152,7 +152,7 @@ def _reads_mean(recipe: Any) -> bool:
     if not mean_layer.can_have(recipe.model_config) or any(others):
         return False
     min_rows = max(_MIN_ROWS_OF_PROBE, _MIN_ROWS_OF_CLASS * recipe.kind.width)
-    return bool(recipe.kind.has_one_class) and len(recipe.splits["train"]) < min_rows
+    return len(recipe.splits["train"]) < min_rows
 
 
 def _may_use_validation_rows(recipe: Any, values: Mapping[str, Any]) -> bool:

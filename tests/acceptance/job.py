@@ -12,13 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import finetune
-from finetune.reporting import page
+from tests.conftest import skip_report
 
 
 def main(path: str) -> None:
     rank = int(os.environ["RANK"])
-    page.write = lambda run: run.path  # type: ignore[assignment]
+    skip_report(pytest.MonkeyPatch())
     for case in json.loads(Path(path).read_text(encoding="utf-8")):
         environment = {"MASTER_PORT": str(case["port"]), "TORCHELASTIC_USE_AGENT_STORE": "False"}
         os.environ |= environment | case.get("environment", {})
