@@ -12,7 +12,7 @@ from finetune.config.parser import RecipeParser, RunOptions
 from finetune.errors import UserError
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe, catalog, option
 from finetune.rules.check import check_command
-from finetune.rules.options import Options
+from finetune.rules.options import OptionValues
 from finetune.training.arguments import FinetuneArguments
 from tests.conftest import ROOT
 from tests.hub.repositories import UNCASED
@@ -138,7 +138,7 @@ def test_an_adapter_is_not_sharded(fsdp: str, count: int) -> None:
     """Without accelerators the command line refuses `--fsdp` alone, so it cannot show this."""
     mistakes: tuple[str, ...] = ()
     try:
-        check_command(Options(adapter="lora", fsdp=fsdp, typed={}))
+        check_command(OptionValues(adapter="lora", fsdp=fsdp, typed={}))
     except UserError as error:
         mistakes = error.mistakes
     message = "--adapter lora is not supported with --fsdp: use DistributedDataParallel"

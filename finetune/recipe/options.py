@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 from finetune.data.comma_list import format_option, split_values
 from finetune.errors import Findings, UserError
 from finetune.rules.check import check_options
-from finetune.rules.options import Options
+from finetune.rules.options import OptionValues
 from finetune.training.options import find_type_mistake, merge_options
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def declare(cls: Any) -> None:
 # ---- values --------------------------------------------------------------------------------------
 
 
-def rule_options(recipe: Any) -> Options:
+def rule_options(recipe: Any) -> OptionValues:
     """Return the options of a recipe as rules read them, without those that the recipe adds."""
     values, typed = {}, {}
     for field in dataclasses.fields(recipe):
@@ -253,7 +253,7 @@ def rule_options(recipe: Any) -> Options:
     for cls in type(recipe).__mro__:
         if not cls.__module__.startswith("finetune.recipe."):
             overridden.update(vars(cls))
-    return Options(typed=typed, overridden=overridden, **values)
+    return OptionValues(typed=typed, overridden=overridden, **values)
 
 
 def validate(recipe: Any) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 from finetune.errors import UserError
 from finetune.rules import adapters, batch, data, labels, ranges, task
-from finetune.rules.options import Options
+from finetune.rules.options import OptionValues
 
 
-def check_options(options: Options) -> None:
+def check_options(options: OptionValues) -> None:
     """Check the options of a recipe.
 
     Raises:
@@ -18,7 +18,7 @@ def check_options(options: Options) -> None:
     _refuse((ranges, data, labels, adapters), options)
 
 
-def check_arguments(options: Options) -> None:
+def check_arguments(options: OptionValues) -> None:
     """Check training arguments.
 
     Raises:
@@ -29,7 +29,7 @@ def check_arguments(options: Options) -> None:
     _refuse((ranges, batch, schedule, devices, arguments), options)
 
 
-def check_command(options: Options) -> None:
+def check_command(options: OptionValues) -> None:
     """Check the options of a recipe, the training arguments and the options of a run together.
 
     Raises:
@@ -40,7 +40,7 @@ def check_command(options: Options) -> None:
     _refuse((command,), options)
 
 
-def check_task(options: Options, labels_task: Any) -> None:
+def check_task(options: OptionValues, labels_task: Any) -> None:
     """Check the options of a recipe and, if they are known, the training arguments for a task.
 
     Raises:

@@ -1,7 +1,7 @@
 """Rules about labels, their loss and metrics, and options that a step of the recipe ignores."""
 
 from finetune.data.comma_list import split_values
-from finetune.rules.options import Mistakes, Options
+from finetune.rules.options import Mistakes, OptionValues
 
 _NOT_FOR_WORDS = (
     "text_columns",
@@ -18,7 +18,7 @@ _NOT_FOR_WORDS = (
 )
 
 
-def _refuse_unused(options: Options) -> Mistakes:
+def _refuse_unused(options: OptionValues) -> Mistakes:
     order = split_values(options.label_order or "")
     if len(set(order)) < len(order):
         yield f"--label_order {options.label_order}: expected each class once"
@@ -30,7 +30,7 @@ def _refuse_unused(options: Options) -> Mistakes:
         yield f"--layers {options.layers}: the recipe overrides build_model()"
 
 
-def _refuse_for_words(options: Options) -> Mistakes:
+def _refuse_for_words(options: OptionValues) -> Mistakes:
     if options.task != "tokens":
         return
     for name in _NOT_FOR_WORDS:
@@ -40,7 +40,7 @@ def _refuse_for_words(options: Options) -> Mistakes:
         yield "compute_metrics() of the recipe: the scores of entities cannot be replaced"
 
 
-def _require_teacher(options: Options) -> Mistakes:
+def _require_teacher(options: OptionValues) -> Mistakes:
     for name in ("teacher", "unlabelled", "label_probabilities"):
         if getattr(options, name) == "":  # e.g. a variable of the shell that is not set
             yield f"--{name}: expected a value, found an empty text"

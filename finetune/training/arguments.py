@@ -18,7 +18,7 @@ from transformers.utils.import_utils import is_in_notebook
 
 from finetune.errors import UserError
 from finetune.rules.check import check_arguments
-from finetune.rules.options import Options
+from finetune.rules.options import OptionValues
 from finetune.runtime import distributed, hardware
 from finetune.statistics.metrics import DIRECTIONS
 from finetune.training import options
@@ -176,7 +176,7 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
         setattr(values, name, getattr(FinetuneArguments, name))
     vars(values).update(options.merge_options(defaults, user_options))
     values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
-    check_arguments(Options(typed=user_options, **vars(values)))
+    check_arguments(OptionValues(typed=user_options, **vars(values)))
     _resolve(values)
     return values
 
