@@ -123,6 +123,7 @@ CASES: dict[str, dict[str, Any]] = {
         label_column="verdict", teacher="teacher", unlabelled="spare", final_epochs=1,
         label_smoothing_factor=0.1,
     ),
+    "layers": dict(label_column="verdict", layers=1),
     "soft labels": dict(
         label_column="verdict", label_probabilities="bad=says_bad,good=says_good",
         class_weights="bad=1,good=2",
