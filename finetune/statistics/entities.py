@@ -56,8 +56,14 @@ class ScoredEntities(NamedRows):
     def of_tags(
         cls, labels: np.ndarray, tags: np.ndarray, names: list[str], confidence: np.ndarray
     ) -> ScoredEntities:
-        """Return the entities of true and predicted tags, which have a probability; each of shape
-        ``(places,)``.
+        """Return the entities of true and predicted tags.
+
+        Args:
+            labels: The true tags of the words of all rows, each row followed by a separator
+                (``UNLABELLED``), int64, shape ``(places,)``.
+            tags: The predicted ones, of the same shape.
+            names: The types, in the order of their ids.
+            confidence: The probability of each predicted tag, shape ``(places,)``.
         """
         is_word = labels != UNLABELLED
         rows = np.cumsum(~is_word) - ~is_word
