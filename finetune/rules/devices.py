@@ -10,6 +10,11 @@ from transformers import TrainingArguments
 from finetune.rules.options import Mistakes, OptionValues
 from finetune.runtime import distributed
 
+#: The names of an option: of transformers 5.17 and later, and of all versions before 6.
+_RECOMPUTATION = ("activation_checkpointing", "gradient_checkpointing")
+#: The first of them that the installed version has.
+RECOMPUTATION = next(name for name in _RECOMPUTATION if hasattr(TrainingArguments, name))
+
 
 def uses_fsdp(arguments: SimpleNamespace | TrainingArguments) -> bool:
     """Return whether FSDP is requested, by an option or in the accelerate config."""
@@ -17,11 +22,8 @@ def uses_fsdp(arguments: SimpleNamespace | TrainingArguments) -> bool:
 
 
 def recomputes(arguments: SimpleNamespace | TrainingArguments) -> bool:
-    """Return whether the backward pass computes activations again. The first name is that of
-    transformers 5.17 and later, the second that of earlier versions.
-    """
-    names = ("activation_checkpointing", "gradient_checkpointing")
-    return any(getattr(arguments, name, False) for name in names)
+    """Return whether the backward pass computes activations again."""
+    return any(getattr(arguments, name, False) for name in _RECOMPUTATION)
 
 
 def _require_launch(options: OptionValues) -> Mistakes:
