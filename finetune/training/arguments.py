@@ -75,7 +75,7 @@ class FinetuneArguments(TrainingArguments):
     )
     cpu_kernels: Literal["auto", "off"] = _option("auto", "off: on a CPU those of the libraries")
     profile: int | None = _option(None, "profile N steps after the first two")
-    baseline: bool = _option(True, "fit a bag-of-words baseline on the same rows, to compare with")
+    baseline: bool = _option(True, "fit baselines on the same rows, to compare with")
     dataloader_num_workers: int | None = _option(  # type: ignore[assignment]
         None, "worker processes that collate batches ahead (unset: 2 with a GPU, none on a CPU)"
     )
