@@ -154,6 +154,9 @@ class ModelOptions:
 class TextOptions(ModelOptions):
     """Options of text recipes: labels, text columns and long texts."""
 
+    task: Literal["auto", "single_label", "multi_label", "regression", "ordinal"] = _labels(
+        "auto", "task (auto: detected from the labels of the training rows)"
+    )
     label_columns: str | None = _labels(None, "several columns of 0 and 1, or numbers", "NAME,NAME")
     label_separator: str | None = _labels(None, "separator of labels in a cell, such as ';'")
     label_probabilities: str | None = _teacher(
@@ -161,9 +164,6 @@ class TextOptions(ModelOptions):
     )
     thresholds: Literal["one", "label", "none"] = _labels(
         "one", "multi-label decision thresholds: one for all, one per label, or none: 0.5"
-    )
-    task: Literal["auto", "single_label", "multi_label", "regression", "ordinal"] = _labels(
-        "auto", "task (auto: detected from the labels of the training rows)"
     )
     label_order: str | None = _labels(None, "ordinal classes, lowest first", "NAME,NAME,NAME")
     drop_duplicates: Literal["exact", "near"] = _splits(

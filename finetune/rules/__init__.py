@@ -7,5 +7,6 @@ the tuple of its rules. :mod:`finetune.rules.check` runs them, and raises all mi
 - ``check_options`` those about the options of a recipe, when it is made,
 - ``check_arguments`` those about training arguments, when defaults and options are merged,
 - ``check_command`` those about both together, before data is read,
-- ``check_task`` those that need the task, once the labels have decided it.
+- ``check_task`` those that need the task, once the labels have decided it,
+- ``check_prediction`` those about the options of a prediction.
 """

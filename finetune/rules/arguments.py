@@ -120,6 +120,14 @@ def _refuse_ineffective(options: OptionValues) -> Mistakes:
             yield f"--{name} has no effect: it needs {requirement}"
 
 
+def _refuse_two_checkpoints(options: OptionValues) -> Mistakes:
+    if options.resume and options.resume_from_checkpoint:
+        yield (
+            "expected one of --resume and --resume_from_checkpoint, found both: --resume continues "
+            "from the newest checkpoint, or starts from the beginning if there is none"
+        )
+
+
 def _require_trackers(options: OptionValues) -> Mistakes:
     installed = trackers.get_available_reporting_integrations()  # type: ignore[no-untyped-call]
     names = options.report_to or []
@@ -173,6 +181,7 @@ RULES = (
     _refuse_unsupported,
     _refuse_unknown_values,
     _refuse_ineffective,
+    _refuse_two_checkpoints,
     _require_trackers,
     _refuse_accelerator_config,
 )

@@ -1,11 +1,11 @@
-"""Run the rules: of a recipe, of a training, of a task."""
+"""Run the rules: of a recipe, of a training, of a task, of a prediction."""
 
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 from finetune.errors import UserError
-from finetune.rules import adapters, batch, data, labels, ranges, task
+from finetune.rules import adapters, batch, data, labels, prediction, ranges, task
 from finetune.rules.options import OptionValues
 
 
@@ -47,6 +47,15 @@ def check_task(options: OptionValues, labels_task: Any) -> None:
         UserError: With a line for each mistake.
     """
     _refuse((task,), options, labels_task)
+
+
+def check_prediction(options: OptionValues) -> None:
+    """Check the options of a prediction.
+
+    Raises:
+        UserError: With a line for each mistake.
+    """
+    _refuse((ranges, prediction), options)
 
 
 def _refuse(subjects: Iterable[ModuleType], *values: Any) -> None:

@@ -40,6 +40,20 @@ def _refuse_for_words(options: OptionValues) -> Mistakes:
         yield "compute_metrics() of the recipe: the scores of entities cannot be replaced"
 
 
+def _require_several_labels(options: OptionValues) -> Mistakes:
+    if "label_separator" in options.typed and options.label_columns:
+        yield "--label_separator and --label_columns are mutually exclusive: give one"
+    task = options.task
+    if task == "auto" and options.label_order:
+        task = "ordinal"
+    if task in (None, "auto", "tokens"):
+        return
+    if "label_separator" in options.typed and task != "multi_label":
+        yield f"--label_separator needs --task multi_label; found --task {task}"
+    if options.label_columns and task not in ("multi_label", "regression"):
+        yield f"--label_columns: a row has one label, with --task {task}: use --label_column"
+
+
 def _require_teacher(options: OptionValues) -> Mistakes:
     for name in ("teacher", "unlabelled", "label_probabilities"):
         if getattr(options, name) == "":  # e.g. a variable of the shell that is not set
@@ -51,4 +65,4 @@ def _require_teacher(options: OptionValues) -> Mistakes:
             yield f"--{name} {options.typed[name]}: needs --teacher RUN"
 
 
-RULES = (_refuse_unused, _refuse_for_words, _require_teacher)
+RULES = (_refuse_unused, _refuse_for_words, _require_several_labels, _require_teacher)

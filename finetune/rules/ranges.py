@@ -49,6 +49,7 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "adam_beta1": _SHARE,
     "adam_beta2": _SHARE,
+    "batch_tokens": _COUNT,
     "ddp_timeout": _COUNT,
     "early_stopping_patience": _COUNT,
     "global_batch_size": _COUNT,
