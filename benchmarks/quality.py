@@ -21,7 +21,7 @@ import math
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,8 @@ def measure(case: Case, seed: int, flags: str, options: Any, scratch: Path) -> d
 
 def interval(values: list[float]) -> str:
     """Return the mean over seeds, with the 95% interval of the mean by Student's t."""
+    if not values:
+        return ""
     mean = float(np.mean(values))
     if len(values) < 2:
         return f"{mean:.3f}"
@@ -187,19 +189,37 @@ def interval(values: list[float]) -> str:
 
 
 def table(results: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table of runs by case and flags."""
-    yield "| data | flags | score | frozen encoder | TF-IDF | steps | minutes |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    """Yield the lines of a Markdown table of runs by case and flags.
+
+    A difference is that to the frozen encoder on the same rows, with its 95% interval for other
+    rows: one for each seed.
+    """
+    yield (
+        "| data | flags | score | frozen encoder | difference | TF-IDF | `Trainer`'s defaults | "
+        "steps | minutes |"
+    )
+    yield "|" + " --- |" * 9
     frame = pd.DataFrame(results)
-    for (name, held_out, flags), rows in frame.groupby(["case", "held_out", "flags"], sort=False):
+    is_stock = frame["flags"] == STOCK
+    stock = frame[is_stock].groupby(["case", "held_out"])["score"].apply(list)
+    runs = frame[~is_stock].groupby(["case", "held_out", "flags"], sort=False)
+    for (name, held_out, flags), rows in runs:
         cells = [f"{name} ({held_out})", flags or "default", interval(rows["score"].tolist())]
-        for start in ("frozen encoder", "TF-IDF"):
-            scores = [
-                s for names in rows["baselines"] for n, s in names.items() if n.startswith(start)
-            ]
-            cells.append(interval(scores) if scores else "")
+        cells.append(interval(_of_baseline(rows["baselines"], "frozen encoder")))
+        gaps = _of_baseline(rows["gaps"], "frozen encoder")
+        cells.append(", ".join("{:+.3f} ({:+.3f} to {:+.3f})".format(*gap) for gap in gaps))
+        cells.append(interval(_of_baseline(rows["baselines"], "TF-IDF")))
+        cells.append(interval(stock.get((name, held_out), [])))
         cells += [f"{rows['steps'].mean():.0f}", f"{rows['seconds'].mean() / 60:.1f}"]
         yield f"| {' | '.join(cells)} |"
+
+
+def _of_baseline(runs: Iterable[dict[str, Any]], start: str) -> list[Any]:
+    """Return the values of a baseline in each run; its name begins with ``start``."""
+    values = []
+    for run_values in runs:
+        values += [value for name, value in run_values.items() if name.startswith(start)]
+    return values
 
 
 def main() -> None:

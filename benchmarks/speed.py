@@ -39,6 +39,7 @@ class Case:
     max_length: int
     trains: bool = True
     processes: int = 1
+    words: bool = False  # labels words, not texts
 
 
 CASES = (
@@ -46,6 +47,7 @@ CASES = (
     Case("training, 64 tokens", "embedded:rotten-tomatoes", 64),
     Case("training, 256 tokens, two processes", "embedded:imdb", 256, processes=2),
     Case("training, 64 tokens, two processes", "embedded:rotten-tomatoes", 64, processes=2),
+    Case("training of words, 64 tokens", "embedded:rotten-tomatoes", 64, words=True),
     Case("prediction, 256 tokens", "embedded:imdb", 256, trains=False),
     Case("prediction, 512 tokens", "embedded:imdb", 512, trains=False),
 )
@@ -72,6 +74,8 @@ class Bench:
             words = [ROOT / "benchmarks/stock.py", data, model, case.max_length]
             if case.trains:
                 words += ["--batch", BATCH // case.processes, "--steps", STEPS]
+            if case.words:
+                words += ["--words"]
         elif case.trains:
             words = [*self._training(data, case), "--max_steps", STEPS, "--output_dir", output]
         else:
@@ -81,7 +85,8 @@ class Bench:
         return run([*launcher, *words], self.scratch / way, self.trees.get(way, ROOT))
 
     def _training(self, data: Path, case: Case) -> list[Any]:
-        flags = f"text --model embedded:minilm --global_batch_size {BATCH} --eval_strategy no"
+        recipe = "tokens" if case.words else "text"
+        flags = f"{recipe} --model embedded:minilm --global_batch_size {BATCH} --eval_strategy no"
         flags += f" --max_length {case.max_length} --save_strategy no --baseline false"
         flags += " --load_best_model_at_end false --eval_samples 32 --use_cpu true"
         return ["-m", "finetune", *flags.split(), "--dataset", data]
@@ -97,9 +102,15 @@ class Bench:
 
     def _write_rows(self, case: Case) -> Path:
         count = 2000 if case.trains else PREDICTED
-        path = self.scratch / f"{case.data.partition(':')[2]}-{count}.parquet"
-        if not path.exists():
-            rows = Source(case.data).load()["train"].shuffle(seed=1).select(range(count))
+        path = self.scratch / f"{case.data.partition(':')[2]}-{count}-{case.words}.parquet"
+        if path.exists():
+            return path
+        rows = Source(case.data).load()["train"].shuffle(seed=1).select(range(count))
+        if case.words:
+            tokens = [text.split() for text in rows["text"]]
+            tags = [["B-film" if word == "film" else "O" for word in row] for row in tokens]
+            datasets.Dataset.from_dict({"tokens": tokens, "ner_tags": tags}).to_parquet(path)
+        else:
             labels = ["good" if label else "bad" for label in rows["label"]]
             rows.select_columns(["text"]).add_column("label", labels).to_parquet(path)
         return path

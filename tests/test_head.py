@@ -67,7 +67,10 @@ def test_a_model_returns_folded_outputs(family: str, width: int, tmp_path: Path)
     torch.testing.assert_close(outputs(model).double(), expected, rtol=1e-5, atol=1e-6)
     model.save_pretrained(tmp_path)
     reloaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    assert torch.equal(outputs(reloaded), outputs(model))
+    for name, weights in reloaded.state_dict().items():
+        assert torch.equal(weights, model.state_dict()[name]), name
+    # not identical: kernels differ for weights at other places in memory
+    torch.testing.assert_close(outputs(reloaded), outputs(model))
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
@@ -85,7 +88,9 @@ def test_scaling_keeps_outputs_and_weights_bit_identical(family: str, tmp_path: 
         assert torch.equal(value, plain[key])
     model.save_pretrained(tmp_path)
     reloaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    assert torch.equal(outputs(reloaded), before)
+    for key, value in reloaded.state_dict().items():
+        assert torch.equal(value, plain[key])
+    torch.testing.assert_close(outputs(reloaded), before)
     scaled_weight = layer.weight.detach().clone()
     model.load_state_dict({key: value.clone() for key, value in plain.items()})
     assert torch.equal(layer.weight, scaled_weight)

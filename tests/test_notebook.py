@@ -43,5 +43,6 @@ def test_own_data(tmp_path: Path) -> None:
             float, re.search(r"f1_micro +(\S+) +(\S+) +(\S+)", text).groups()
         )
         assert fine_tuned > bag_of_words
+        assert "frozen encoder + logistic regression" in text
         assert "probability of film" in text
         assert "of the new rows get exactly their labels" in text

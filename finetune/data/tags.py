@@ -309,7 +309,10 @@ class TagReader:
             start, end, label = split_span(span)
             name = self._rename(label)
             if not 0 <= start < end <= len(value):
-                raise Invalid("with a span outside of the text", f"{start} to {end}")
+                raise Invalid(
+                    "with a span outside of the text (positions count characters)",
+                    f"{start} to {end}",
+                )
             content = value[start:end].strip()
             self.padded += content != value[start:end]
             start += value[start:end].find(content)
@@ -377,7 +380,11 @@ def _add_span(
     first = bisect.bisect_left(places, start, key=itemgetter(0))
     last = bisect.bisect_right(places, end, key=itemgetter(1))
     if first >= last or (places[first][0], places[last - 1][1]) != (start, end):
-        raise Invalid("with a span that begins or ends inside a word", example)
+        raise Invalid(
+            "with a span that begins or ends inside a word (positions count characters, and the "
+            "end is the one after the last)",
+            example,
+        )
     if set(tags[first:last]) != {OUTSIDE}:
         raise Invalid("with spans that overlap", example)
     if name != OUTSIDE:

@@ -39,6 +39,7 @@ class Comparison:
     headline: list[str]
     metrics: list[Mapping[str, Any]]  # for each run, the same metrics with 95% intervals
     differences: list[dict[str, Any]]  # for each run but the first: its metrics minus the first's
+    baselines: Mapping[str, Mapping[str, Any]]  # of the first run: the metrics of each
     settings: dict[str, list[str]]  # settings that are not the same in all runs, by name
     #: Indices of rows with different predictions, the clearest disagreement first, ``(rows,)``.
     disagreements: np.ndarray
@@ -49,13 +50,17 @@ class Comparison:
     positive_label: str | None = None  # of the first run, if there are two classes
 
     def scores(self, names: Sequence[str]) -> Table:
-        """Return a table of metrics: each run, and its difference to the first run."""
+        """Return a table of metrics: each run and its difference to the first run, then the baselines
+        of the first run.
+        """
         rows = [score_row(self.names[0], self.metrics[0], names)]
         columns = (self.names[1:], self.metrics[1:], self.differences)
         for name, metrics, differences in zip(*columns, strict=True):
             rows.append(score_row(name, metrics, names))
             title = f"difference to {self.names[0]}"
             rows.append(score_row(title, differences, names, signed=True))
+        for baseline, values in self.baselines.items():
+            rows.append(score_row(baseline, values, names))
         caption = f"{counted(self.rows, 'test row')}, the same for all; 95% confidence intervals"
         return Table(caption + tables.positive_class(self.positive_label), ["", *names], rows)
 
@@ -103,6 +108,7 @@ def compare(
         headline=headline,
         metrics=[estimate(rows, metrics) for rows in scored_rows],
         differences=differences,
+        baselines=first.metrics.baseline,
         settings=_settings_that_differ(loaded),
         disagreements=np.argsort(-distance, kind="stable")[: np.count_nonzero(distance)],
         tables=frames,

@@ -2,7 +2,8 @@
 
 A case has keywords of `finetune.train` (`options`, and `by_rank` for those that differ), a `port`
 for its process group, variables in `environment`, and the working directory of each rank in
-`directories`. A case that fails must be the last one: its error ends the job.
+`directories`. A case that fails must be the last one: its error ends the job. No `report.html` is
+written: it takes longer than these trainings, and has tests of its own.
 """
 
 import json
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import finetune
+from finetune.reporting import page
 
 
 def main(path: str) -> None:
     rank = int(os.environ["RANK"])
+    page.write = lambda run: run.path  # type: ignore[assignment]
     for case in json.loads(Path(path).read_text(encoding="utf-8")):
         environment = {"MASTER_PORT": str(case["port"]), "TORCHELASTIC_USE_AGENT_STORE": "False"}
         os.environ |= environment | case.get("environment", {})

@@ -1016,6 +1016,9 @@ def test_two_trainings_are_compared(
     numbers = line.partition(str(single_label_run.path))[2].split()
     assert_shown(numbers, *(gaps["f1"][end] for end in ("value", "low", "high")))
     assert re.search(r"\bseed\b.*\b42\b.*\b7\b", result.stdout)
+    (line,) = [line for line in result.stdout.splitlines() if "TF-IDF" in line]
+    baseline = single_label_run.metrics.baseline["TF-IDF + logistic regression"]
+    assert_shown(re.findall(r"\d\.\d+", line), baseline["f1"], baseline["accuracy"])
     parsed = Page(page)
     assert str(second_seed_run.path) in parsed.text
     assert_no_network(parsed)
