@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -59,6 +59,12 @@ def find_in_class(node: ast.ClassDef, kind: type) -> Iterator[str]:
             yield f"{node.name}.{name}"
 
 
+def texts_in(nodes: Sequence[ast.expr | None]) -> list[str]:
+    """Return the constant texts among expressions."""
+    values = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    return [value for value in values if isinstance(value, str)]
+
+
 def is_of_self(node: ast.expr) -> bool:
     return ast.unparse(node) in ("self", "cls", "super()")
 
@@ -75,7 +81,9 @@ def find_private(source: str, namespace: Callable[[], dict[str, Any]]) -> Iterat
         elif isinstance(node, ast.keyword):
             names = [node.arg or ""]
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
-            names = [value.value for value in node.args[1:2] if isinstance(value, ast.Constant)]
+            names = texts_in(node.args[1:2])
+        elif isinstance(node, ast.Dict):  # it may be a state that a library loads
+            names = [name for name in texts_in(node.keys) if f"def {name}(" not in source]
         elif isinstance(node, ast.ClassDef) and re.search(r"\bself\._|def _", ast.unparse(node)):
             yield from find_in_class(node, namespace()[node.name])
             continue
@@ -121,6 +129,7 @@ def globals_of(module: str) -> dict[str, Any]:
             "    def _save_to_state_dict(self, *args): return None",
             "Layer._save_to_state_dict",
         ),
+        ("scheduler.load_state_dict({**state, '_last_lr': rates})", "_last_lr"),
         ("class Own:\n    def read(self): return self._rows", None),
         ("from recipes._convnet import ConvNet", None),
         ("row._replace(text='')", None),

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,55 @@ def test_files_are_short_and_functions_simple(files: dict[Path, house.Figures]) 
     functions = house.total(files.values()).functions
     assert len(functions) > 500
     assert [place for number, place in functions if number > MAX_COMPLEXITY] == []
+
+
+#: From this many parameters and lines of code on, the docstring of a function describes each one.
+MIN_PARAMETERS, MIN_BODY = 3, 9
+
+
+def public_functions(tree: ast.Module) -> Iterator[tuple[ast.ClassDef | None, ast.FunctionDef]]:
+    """Yield the functions of a module and the methods of its classes, without private ones."""
+    for node in tree.body:
+        kind = node if isinstance(node, ast.ClassDef) else None
+        for child in node.body if isinstance(node, ast.ClassDef) else [node]:
+            if isinstance(child, ast.FunctionDef) and not child.name.startswith("_"):
+                yield kind, child
+
+
+def test_docstrings_describe_the_parameters_of_long_functions() -> None:
+    """Methods that a base class describes are skipped, and so are those of a library's class."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    methods: dict[str, set[str]] = {}  # of each class of the code
+    functions = []
+    for path, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                methods[node.name] = set()
+        for kind, function in public_functions(tree):
+            functions.append((path, kind, function))
+            if kind is not None:
+                methods[kind.name].add(function.name)
+    count, undescribed = 0, []
+    for path, kind, function in functions:
+        if kind is not None:
+            bases = {re.split(r"\W", ast.unparse(base))[-1] for base in kind.bases}
+            others = [names for name, names in methods.items() if name != kind.name]
+            is_described = any(function.name in names for names in others)
+            if kind.bases and (is_described or not bases <= methods.keys() - {kind.name}):
+                continue
+        parameters = [*function.args.args, *function.args.kwonlyargs]
+        names = [parameter.arg for parameter in parameters if parameter.arg not in ("self", "cls")]
+        docstring = ast.get_docstring(function) or ""
+        body = function.body[1 if docstring else 0 :]
+        lines = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+        if len(names) < MIN_PARAMETERS or lines < MIN_BODY:
+            continue
+        count += 1
+        described = docstring.partition("Args:\n")[2]
+        if not all(re.search(rf"^    \*?{name}: ", described, re.MULTILINE) for name in names):
+            undescribed.append(f"{path}: {function.name}")
+    assert count > 50
+    assert undescribed == []
 
 
 def test_names_say_what_they_hold(files: dict[Path, house.Figures]) -> None:

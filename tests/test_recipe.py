@@ -3,16 +3,19 @@
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
 from safetensors import safe_open
 
+from finetune import predicting
 from finetune.config.parser import RecipeParser, RunOptions
+from finetune.config.settings import Settings
 from finetune.errors import UserError
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe, catalog, option
 from finetune.rules.check import check_command
-from finetune.rules.options import Options
+from finetune.rules.options import OptionValues
 from finetune.training.arguments import FinetuneArguments
 from tests.conftest import ROOT
 from tests.hub.repositories import UNCASED
@@ -133,12 +136,30 @@ def test_the_batch_size_of_a_subclass_replaces_that_of_its_base() -> None:
     assert "global_batch_size" not in Tokens.training
 
 
+def test_an_option_follows_those_that_it_needs() -> None:
+    """Options are added to a recipe one by one: the task must be there before the separator."""
+
+    class Single(TextRecipe):
+        """A recipe for one label each."""
+
+        task: Literal["auto", "single_label", "multi_label", "regression", "ordinal"] = (
+            "single_label"
+        )
+
+    typed: dict[str, Any] = dict(
+        label_separator=";", task="multi_label", dataset="a.csv", model="b"
+    )
+    settings = Settings.from_keywords(Single, typed)
+    assert settings.report.sentences("error") == []
+    assert vars(settings.recipe).items() >= typed.items()
+
+
 @pytest.mark.parametrize(("fsdp", "count"), [("full_shard", 1), ("", 0)])
 def test_an_adapter_is_not_sharded(fsdp: str, count: int) -> None:
     """Without accelerators the command line refuses `--fsdp` alone, so it cannot show this."""
     mistakes: tuple[str, ...] = ()
     try:
-        check_command(Options(adapter="lora", fsdp=fsdp, typed={}))
+        check_command(OptionValues(adapter="lora", fsdp=fsdp, typed={}))
     except UserError as error:
         mistakes = error.mistakes
     message = "--adapter lora is not supported with --fsdp: use DistributedDataParallel"
@@ -161,7 +182,7 @@ def test_mistakes_in_the_options_of_a_recipe_come_at_once() -> None:
 def test_rules_read_options_that_exist() -> None:
     """To a rule, an option that a recipe does not have is None: a misspelled one would be, too."""
     names = {"typed", "overridden"}
-    for cls in (TextRecipe, ImageRecipe, FinetuneArguments, RunOptions):
+    for cls in (TextRecipe, ImageRecipe, FinetuneArguments, RunOptions, predicting.Options):
         names |= {field.name for field in dataclasses.fields(cls)}
     words = set()
     for path in (ROOT / "finetune" / "rules").glob("*.py"):

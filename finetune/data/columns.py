@@ -143,8 +143,15 @@ def find_complete(
     drop_invalid: bool,
     report: Findings,
 ) -> np.ndarray:
-    """Return which rows have all texts and labels, bool, shape ``(rows,)``; report the others as
-    errors, or with ``drop_invalid`` as warnings.
+    """Return which rows have all texts and labels, bool, shape ``(rows,)``; report the others.
+
+    Args:
+        rows: The rows of a split.
+        split: Its name.
+        texts: The names of the text columns.
+        labels: The label columns.
+        drop_invalid: Whether the other rows are warnings; otherwise they are errors.
+        report: Gets a finding for each column in which values are missing.
     """
     masks = {}
     for name in texts:

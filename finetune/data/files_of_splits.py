@@ -158,7 +158,12 @@ def find_files(
     dataset: str, split_names: Mapping[str, str], suffixes: Sequence[str] = formats.FILES
 ) -> SplitFiles:
     """Return the files of each split of a directory. A file, or a pattern such as
-    ``data/2024-*.csv``, is a single split. ``suffixes`` are those of files of rows.
+    ``data/2024-*.csv``, is a single split.
+
+    Args:
+        dataset: The file, the directory or the pattern.
+        split_names: The name in the directory of each split (``--dataset_splits``); may be empty.
+        suffixes: Those of files of rows.
 
     Raises:
         UserError: If there are no files, or if their splits are ambiguous.

@@ -394,8 +394,17 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Findin
 def match_names(
     rows: Dataset, names: Sequence[str], split: str, report: Findings, fix: str
 ) -> dict[int, int]:
-    """Return for each class id that rows have the place of its name in those of a model; arguments
-    and error are those of :func:`match_labels`.
+    """Return for each class id that rows have the place of its name in those of a model.
+
+    Args:
+        rows: The rows, with encoded labels.
+        names: The classes of the model.
+        split: The name of the split, for the message.
+        report: Gets the error.
+        fix: What to type, for the message.
+
+    Raises:
+        UserError: If the data has labels that the model does not know.
     """
     source = targets.class_names(rows)
     numbers = {n: names.index(source[n]) for n in targets.counts(rows) if source[n] in names}

@@ -27,7 +27,7 @@ from finetune.exporting.predictor import facts_of
 from finetune.exporting.quantization import quantize_weights
 from finetune.models.families import NOT_EXPORTED
 from finetune.predicting.engines import OnnxSession
-from finetune.predicting.files import EXPORT, FOLDER, MODEL, TOKENIZER, Export, Facts
+from finetune.predicting.files import EXPORT, FOLDER, MODEL, TOKENIZER, Export, ExportFacts
 from finetune.predicting.session import TorchSession
 from finetune.predicting.text import FastTokenizer, text_inference
 from finetune.recipe.run import Run
@@ -158,7 +158,7 @@ class _Verification:
         run: Run,
         texts: Sequence[Any],
         labels: np.ndarray,
-        facts: Facts,
+        facts: ExportFacts,
         logits: Callable[[Sequence[Any]], np.ndarray],
     ) -> None:
         self._run = run
@@ -271,7 +271,7 @@ class _Logits(torch.nn.Module):
         return self.model(**dict(zip(self.names, inputs, strict=True)))["logits"]
 
 
-def _write_model(model: torch.nn.Module, facts: Facts, path: Path) -> None:
+def _write_model(model: torch.nn.Module, facts: ExportFacts, path: Path) -> None:
     size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     if size > _MAX_WEIGHT_BYTES:
         raise UserError(f"the model has {size / 2**30:.1f} GiB of weights, an export at most 2")
@@ -314,7 +314,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def _write_tokenizer(source: Any, facts: Facts, path: Path) -> None:
+def _write_tokenizer(source: Any, facts: ExportFacts, path: Path) -> None:
     """Write the tokenizer with truncation and padding, for users of ``tokenizers``. It has no
     truncation if it cannot shorten texts as the run does.
     """
@@ -331,7 +331,7 @@ def _write_tokenizer(source: Any, facts: Facts, path: Path) -> None:
     tokenizer.save(str(path))
 
 
-def _measure(directory: Path, facts: Facts) -> dict[str, Any]:
+def _measure(directory: Path, facts: ExportFacts) -> dict[str, Any]:
     """Return the size of the model, and the median milliseconds for a row of 32 tokens."""
     session = OnnxSession(directory, facts)
     tokens = np.ones((1, min(32, facts.encoding["max_length"])), np.int64)

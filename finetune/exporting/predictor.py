@@ -14,7 +14,7 @@ import pandas as pd
 from finetune.data import words
 from finetune.errors import UserError, suggestion
 from finetune.predicting.engines import require_engine
-from finetune.predicting.files import EXPORT, Export, Facts, digest_of_model
+from finetune.predicting.files import EXPORT, Export, ExportFacts, digest_of_model
 from finetune.predicting.inference import Inference
 from finetune.runs.records import Manifest
 from finetune.tasks import decoding
@@ -196,7 +196,7 @@ class Predictor:
         return names
 
 
-def facts_of(run: Run, recipe: Any) -> Facts:
+def facts_of(run: Run, recipe: Any) -> ExportFacts:
     """Return the facts about a run that an export of it records.
 
     Raises:
@@ -213,7 +213,7 @@ def facts_of(run: Run, recipe: Any) -> Facts:
         "token_type_ids": tokenizer.pad_token_type_id,
         "attention_mask": 0,
     }
-    return Facts(
+    return ExportFacts(
         task=run.kind.name,
         labels=run.labels,
         function=run.kind.function,

@@ -21,6 +21,8 @@ from finetune.predicting.session import SessionModule, engine_session
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe, teacher
 from finetune.recipe.base import Loaded
 from finetune.recipe.run import Run
+from finetune.rules.check import check_prediction
+from finetune.rules.options import OptionValues
 from finetune.runtime import distributed, formats, hub
 from finetune.statistics.results import Statistics
 from finetune.training.arguments import argument_values
@@ -86,7 +88,9 @@ def evaluate(
         raise UserError(f"--{next(iter(reading))} says how to read other data: add --data FILE")
     recipe = run.recipe()
     manifest = run.manifest
-    session = engine_session(run.path, Options(engine=engine, cpu_kernels=cpu_kernels))
+    options = Options(engine=engine, cpu_kernels=cpu_kernels)
+    check_prediction(OptionValues(**vars(options)))
+    session = engine_session(run.path, options)
     precision = "fp32" if session else manifest.launch.precision
     if precision == "tf32" or (precision == "fp16" and not torch.accelerator.is_available()):
         precision = "fp32"

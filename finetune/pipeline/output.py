@@ -92,8 +92,12 @@ def write_rows(
 ) -> None:
     """Write the rows of one chunk or more with their added columns, in order.
 
-    They are written into an open file (``newline=""``) as they arrive, or into one that appears
-    when all are written. Until then it is in ``directory``, by default that of ``output``.
+    Args:
+        output: An open file (``newline=""``), which gets the rows as they arrive; or the path of
+            one that appears when all are written.
+        request: Has the format, and the names of the columns.
+        chunks: The rows of each chunk, and their added columns.
+        directory: Where the file is until all rows are written; by default that of ``output``.
     """
     # without the metadata of the input, in which `datasets` would miss the new columns
     tables = (

@@ -27,6 +27,8 @@ from finetune.predicting import FILES, READING, Options
 from finetune.predicting.inference import Session
 from finetune.recipe import ImageRecipe, TextRecipe
 from finetune.recipe.run import Run
+from finetune.rules.check import check_prediction
+from finetune.rules.options import OptionValues
 from finetune.runtime import distributed, formats, hardware
 from finetune.training.options import find_type_mistake
 
@@ -55,8 +57,8 @@ def parse_options(values: Mapping[str, Any], report: Findings) -> Options:
         else:
             typed[name] = value
     options = Options(**typed)
-    if options.batch_tokens is not None and options.batch_tokens < 1:
-        report.error(f"--batch_tokens {options.batch_tokens}: expected 1 or more")
+    with report.collect():
+        check_prediction(OptionValues(**vars(options)))
     return options
 
 

@@ -139,11 +139,14 @@ def run_training(
 ) -> Run:
     """Prepare, train, evaluate once on the test set and write the run; every process calls this.
 
-    A dry run ends after one collated batch and writes nothing. With ``pruning``, which may raise
-    ``Pruned``, the run is a trial of a search: it ends after the predictions of validation rows.
-    A resume without it evaluates the trial on the test rows.
+    A dry run ends after one collated batch and writes nothing. With ``--refit``, a second training
+    on training and validation rows follows.
 
-    With ``--refit``, a second training on training and validation rows follows.
+    Args:
+        settings: The settings of the training.
+        progress: Called with each event.
+        pruning: Makes the run a trial of a search, which ends after the predictions of validation
+            rows; it may raise ``Pruned``. A resume without it evaluates the trial on the test rows.
     """
     try:
         trained = _run_training(settings, progress, pruning)

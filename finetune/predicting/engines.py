@@ -9,7 +9,7 @@ import numpy as np
 from joblib import cpu_count
 
 from finetune.errors import RunError, UserError, first_line, suggestion
-from finetune.predicting.files import MODEL, Facts
+from finetune.predicting.files import MODEL, ExportFacts
 from finetune.predicting.inference import Batch, Session
 from finetune.runtime.importing import require_packages
 
@@ -48,7 +48,7 @@ class OnnxSession(Session):
     def __init__(
         self,
         directory: Path,
-        facts: Facts,
+        facts: ExportFacts,
         engine: str = "onnxruntime",
         workers: int = 0,
         *,

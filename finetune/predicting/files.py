@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from finetune.errors import UserError
-from finetune.runs.records import Record
+from finetune.runs.records import JsonFile
 from finetune.runtime.files import hash_file, to_json_values
 from finetune.tasks.decoding import Function
 
@@ -20,7 +20,7 @@ MODEL, TOKENIZER, EXPORT = "model.onnx", "tokenizer.json", "export.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts(Record):
+class ExportFacts(JsonFile):
     """``export.json``: what is needed to decode answers, and what was checked."""
 
     NAME = EXPORT
@@ -51,7 +51,7 @@ class Export:
     """An export in a directory."""
 
     path: Path
-    facts: Facts
+    facts: ExportFacts
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -67,7 +67,7 @@ class Export:
                 reason = f"no {EXPORT} in it"
             hint = "to make one: python -m finetune export RUN"
             raise UserError(f"{path} is neither a run nor a whole export: {reason}; {hint}")
-        facts = Facts.read(directory)
+        facts = ExportFacts.read(directory)
         hint = "copy the directory again, or make it again"
         if facts.sha256 != facts.digest():
             raise UserError(f"{directory / EXPORT} has changed since the export: {hint}")

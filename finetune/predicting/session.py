@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from finetune.errors import UserError
 from finetune.models import cpu
 from finetune.predicting import Options
 from finetune.predicting.engines import OnnxSession, require_engine
@@ -88,17 +87,18 @@ class SessionModule(torch.nn.Module):
 def engine_session(run: Path, options: Options, workers: int = 0) -> OnnxSession | None:
     """Return the export of a run, loaded by the engine that options name; None for torch.
 
-    With ``workers``, as many threads compute batches at once, each on one core.
+    Args:
+        run: The directory of the run.
+        options: Those that :func:`finetune.rules.check.check_prediction` accepts.
+        workers: How many threads compute batches at once, each on one core; 0 for one batch at a
+            time, on all cores.
 
     Raises:
-        UserError: If there is no such export, or if the options are not for this engine.
+        UserError: If there is no such export, or no such engine.
     """
     engine = options.engine or "torch"
     require_engine(engine)
     if engine == "torch":
         return None
-    for name, value in {"precision": "fp32", "cpu_kernels": "off"}.items():
-        if (typed := getattr(options, name)) not in (None, value):
-            raise UserError(f"--{name} {typed}: --engine {engine} expects {value}")
     export = Export.of_run(run, engine)
     return OnnxSession(export.path, export.facts, engine, workers)

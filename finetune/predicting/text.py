@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from finetune.data import words
 from finetune.data.encoding import Columns, Encoder, Windows, to_rows
-from finetune.predicting.files import TOKENIZER, Facts
+from finetune.predicting.files import TOKENIZER, ExportFacts
 from finetune.predicting.inference import Batch, Encoded, Inference, Session, WordOutputs
 
 _NAMES = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
@@ -20,7 +20,7 @@ class FastTokenizer:
 
     is_fast = True
 
-    def __init__(self, directory: Path, facts: Facts) -> None:
+    def __init__(self, directory: Path, facts: ExportFacts) -> None:
         self._tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
         # the file has both for others, who take whole batches from it
         self._tokenizer.no_padding()
@@ -77,7 +77,9 @@ class TextInference(Inference):
         min_tokens: Shorter texts are padded to it.
     """
 
-    def __init__(self, tokenizer: Any, facts: Facts, session: Session, min_tokens: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Any, facts: ExportFacts, session: Session, min_tokens: int = 0
+    ) -> None:
         encoding = facts.encoding
         is_head_tail = encoding["truncation"] == "head_tail"
         columns = len(encoding["columns"])
@@ -125,7 +127,9 @@ class TextInference(Inference):
 class WordTextInference(WordOutputs, TextInference):
     """Predicts the words of texts, or of lists of words."""
 
-    def __init__(self, tokenizer: Any, facts: Facts, session: Session, min_tokens: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Any, facts: ExportFacts, session: Session, min_tokens: int = 0
+    ) -> None:
         super().__init__(tokenizer, facts, session, min_tokens)
         self._inputs.append("labels")
         self._padding["labels"] = words.UNLABELLED
@@ -136,7 +140,7 @@ class WordTextInference(WordOutputs, TextInference):
 
 
 def text_inference(
-    tokenizer: Any, facts: Facts, session: Session, min_tokens: int = 0
+    tokenizer: Any, facts: ExportFacts, session: Session, min_tokens: int = 0
 ) -> TextInference:
     """Return a :class:`TextInference` for texts, or for the words of texts, as facts say."""
     cls = TextInference

@@ -175,6 +175,11 @@ def import_file(path: Path, kind: str) -> ModuleType:
 def refuse_untrusted(paths: Sequence[Path], kind: str, manifest: Path) -> None:
     """Refuse to run the files that a manifest names, unless this process has imported them.
 
+    Args:
+        paths: The files.
+        kind: What they are, for the message: ``recipe`` or ``metric``.
+        manifest: The path of the manifest, for the message.
+
     Raises:
         UserError: For each file that this process has not imported.
     """

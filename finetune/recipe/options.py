@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 from finetune.data.comma_list import format_option, split_values
 from finetune.errors import Findings, UserError
 from finetune.rules.check import check_options
-from finetune.rules.options import Options
+from finetune.rules.options import OptionValues
 from finetune.training.options import find_type_mistake, merge_options
 
 if TYPE_CHECKING:
@@ -154,6 +154,9 @@ class ModelOptions:
 class TextOptions(ModelOptions):
     """Options of text recipes: labels, text columns and long texts."""
 
+    task: Literal["auto", "single_label", "multi_label", "regression", "ordinal"] = _labels(
+        "auto", "task (auto: detected from the labels of the training rows)"
+    )
     label_columns: str | None = _labels(None, "several columns of 0 and 1, or numbers", "NAME,NAME")
     label_separator: str | None = _labels(None, "separator of labels in a cell, such as ';'")
     label_probabilities: str | None = _teacher(
@@ -161,9 +164,6 @@ class TextOptions(ModelOptions):
     )
     thresholds: Literal["one", "label", "none"] = _labels(
         "one", "multi-label decision thresholds: one for all, one per label, or none: 0.5"
-    )
-    task: Literal["auto", "single_label", "multi_label", "regression", "ordinal"] = _labels(
-        "auto", "task (auto: detected from the labels of the training rows)"
     )
     label_order: str | None = _labels(None, "ordinal classes, lowest first", "NAME,NAME,NAME")
     drop_duplicates: Literal["exact", "near"] = _splits(
@@ -240,7 +240,7 @@ def declare(cls: Any) -> None:
 # ---- values --------------------------------------------------------------------------------------
 
 
-def rule_options(recipe: Any) -> Options:
+def rule_options(recipe: Any) -> OptionValues:
     """Return the options of a recipe as rules read them, without those that the recipe adds."""
     values, typed = {}, {}
     for field in dataclasses.fields(recipe):
@@ -253,7 +253,7 @@ def rule_options(recipe: Any) -> Options:
     for cls in type(recipe).__mro__:
         if not cls.__module__.startswith("finetune.recipe."):
             overridden.update(vars(cls))
-    return Options(typed=typed, overridden=overridden, **values)
+    return OptionValues(typed=typed, overridden=overridden, **values)
 
 
 def validate(recipe: Any) -> None:

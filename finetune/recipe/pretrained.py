@@ -102,7 +102,16 @@ class TextRecipe(Recipe, TextOptions):
         )
 
     def refuse_other_columns(self, reader: object, text_column: Any, text_columns: Any) -> None:
-        """Require as many text columns for other data as in training; None if not typed."""
+        """Require as many text columns for other data as in training.
+
+        Args:
+            reader: The run or the export that reads the columns, for the message.
+            text_column: The value of ``--text_column`` for the data; None if it is not typed.
+            text_columns: That of ``--text_columns``.
+
+        Raises:
+            UserError: If there are more or fewer columns.
+        """
         from finetune.data.columns import parse_names
 
         columns = self.columns_read()

@@ -63,6 +63,11 @@ def start_head(
 
     Nothing happens with ``--head random``, if the head is continued, or if the base
     model has random weights.
+
+    Args:
+        recipe: The recipe, with prepared rows.
+        model: The model, which was made by ``recipe.new_model()``.
+        arguments: Those of the training; None for one on the default device.
     """
     if recipe.initial_head == "random" or not getattr(model, FRESH_HEAD, False):
         return
@@ -162,6 +167,11 @@ def add_validation_rows(
 
     In place, on every process to the same weights; every process calls it. Nothing happens with
     other heads, for numbers, and where :func:`start_head` left the head random.
+
+    Args:
+        recipe: The recipe, with prepared rows.
+        model: The model that was trained on the training rows.
+        arguments: Those of the training.
     """
     task = recipe.kind
     if recipe.initial_head != "mean" or not task.has_probabilities:
@@ -229,7 +239,13 @@ def frozen_baseline(
     """Yield the name and the outputs for the test rows of the baseline "frozen encoder": a linear
     model of the means of the last hidden states. Nothing without a pretrained model.
 
-    ``note`` is called with a sentence if it fails.
+    Args:
+        recipe: The recipe, with prepared rows.
+        arguments: Those of the training.
+        note: Called with a sentence if it fails.
+
+    Yields:
+        The outputs have shape ``(test rows, outputs)``.
     """
     task = recipe.kind
     if not task.linear_model:

@@ -28,7 +28,7 @@ from finetune.data.tokenize import read_by_model
 from finetune.errors import UserError, counted
 from finetune.predicting import Options
 from finetune.predicting.engines import OnnxSession, require_engine
-from finetune.predicting.files import EXPORT, Export, Facts, digest_of_model
+from finetune.predicting.files import EXPORT, Export, ExportFacts, digest_of_model
 from finetune.predicting.inference import Inference
 from finetune.predicting.text import FastTokenizer, text_inference
 from finetune.recipe import catalog
@@ -206,7 +206,7 @@ class Teacher:
         return np.asarray(logits)
 
 
-def _load_export(path: Path, facts: Facts) -> Inference:
+def _load_export(path: Path, facts: ExportFacts) -> Inference:
     return text_inference(FastTokenizer(path, facts), facts, OnnxSession(path, facts))
 
 

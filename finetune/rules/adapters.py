@@ -2,11 +2,11 @@
 
 from importlib.util import find_spec
 
-from finetune.rules.options import Mistakes, Options
+from finetune.rules.options import Mistakes, OptionValues
 from finetune.runtime import DISTRIBUTION
 
 
-def _require_adapter(options: Options) -> Mistakes:
+def _require_adapter(options: OptionValues) -> Mistakes:
     if options.adapter is not None and find_spec("peft") is None:
         yield f"--adapter lora needs peft: pip install '{DISTRIBUTION}[adapters]'"
     if options.adapter is not None and options.freeze:

@@ -16,7 +16,7 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 
 from finetune.errors import suggestion
 from finetune.rules.devices import recomputes
-from finetune.rules.options import Mistakes, Options
+from finetune.rules.options import Mistakes, OptionValues
 from finetune.rules.schedule import ignores_warmup
 from finetune.runtime import DISTRIBUTION
 
@@ -68,14 +68,14 @@ _CHOICES = {
 _TRACKERS = ("tensorboard", "trackio", "mlflow", "wandb")  # extras of this distribution
 
 
-def _refuse_unsupported(options: Options) -> Mistakes:
+def _refuse_unsupported(options: OptionValues) -> Mistakes:
     arguments = vars(options)
     for name, reason in _UNSUPPORTED.items():
         if name in arguments and bool(arguments[name]) != (name in _ALWAYS_ON):
             yield f"--{name}: {reason}"
 
 
-def _refuse_unknown_values(options: Options) -> Mistakes:
+def _refuse_unknown_values(options: OptionValues) -> Mistakes:
     choices: dict[str, Any] = {}
     for field in fields(TrainingArguments):
         if "choices" in field.metadata:
@@ -91,7 +91,7 @@ def _refuse_unknown_values(options: Options) -> Mistakes:
                 yield f"--{name} {item}: expected {', '.join(map(str, allowed))}"
 
 
-def _refuse_ineffective(options: Options) -> Mistakes:
+def _refuse_ineffective(options: OptionValues) -> Mistakes:
     """Yield typed arguments that the library would ignore, with what they need."""
     workers = options.dataloader_num_workers
     has_workers = workers or (workers is None and not options.use_cpu)  # the default
@@ -120,7 +120,15 @@ def _refuse_ineffective(options: Options) -> Mistakes:
             yield f"--{name} has no effect: it needs {requirement}"
 
 
-def _require_trackers(options: Options) -> Mistakes:
+def _refuse_two_checkpoints(options: OptionValues) -> Mistakes:
+    if options.resume and options.resume_from_checkpoint:
+        yield (
+            "expected one of --resume and --resume_from_checkpoint, found both: --resume continues "
+            "from the newest checkpoint, or starts from the beginning if there is none"
+        )
+
+
+def _require_trackers(options: OptionValues) -> Mistakes:
     installed = trackers.get_available_reporting_integrations()  # type: ignore[no-untyped-call]
     names = options.report_to or []
     if isinstance(names, str):
@@ -129,17 +137,17 @@ def _require_trackers(options: Options) -> Mistakes:
         for word in {"all", "none"}.intersection(names):
             yield f"--report_to {' '.join(names)}: expected {word} alone, or without it"
     for name in sorted(set(names) - {"none", "all", *installed}):
-        problem = "not installed"
+        reason = "not installed"
         if name in _TRACKERS:
-            problem += f": pip install '{DISTRIBUTION}[{name}]'"
+            reason += f": pip install '{DISTRIBUTION}[{name}]'"
         elif name not in trackers.INTEGRATION_TO_CALLBACK:
-            problem = f"unknown{suggestion(name, trackers.INTEGRATION_TO_CALLBACK)}"
+            reason = f"unknown{suggestion(name, trackers.INTEGRATION_TO_CALLBACK)}"
             if "," in name:
-                problem = f"expected blanks between names: {name.replace(',', ' ')}"
-        yield f"--report_to {name}: {problem}"
+                reason = f"expected blanks between names: {name.replace(',', ' ')}"
+        yield f"--report_to {name}: {reason}"
 
 
-def _refuse_accelerator_config(options: Options) -> Mistakes:
+def _refuse_accelerator_config(options: OptionValues) -> Mistakes:
     """Yield the keys of a mapping, of JSON text or of a JSON file that cannot be kept."""
     config: Any = options.accelerator_config
     if config is None:
@@ -173,6 +181,7 @@ RULES = (
     _refuse_unsupported,
     _refuse_unknown_values,
     _refuse_ineffective,
+    _refuse_two_checkpoints,
     _require_trackers,
     _refuse_accelerator_config,
 )

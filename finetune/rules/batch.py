@@ -1,13 +1,13 @@
 """Rules about the rows of a step, and how they are drawn."""
 
-from finetune.rules.options import Mistakes, Options
+from finetune.rules.options import Mistakes, OptionValues
 from finetune.runtime import distributed
 
 #: Training arguments that exclude each other.
 BATCH_SIZES = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_batch")
 
 
-def _require_equal_shares(options: Options) -> Mistakes:
+def _require_equal_shares(options: OptionValues) -> Mistakes:
     sizes = [name for name in BATCH_SIZES if options.typed.get(name)]
     if len(sizes) > 1:
         yield f"--{' and --'.join(sizes)} are mutually exclusive: give one"
@@ -27,7 +27,7 @@ def _require_equal_shares(options: Options) -> Mistakes:
     )
 
 
-def _require_sampling(options: Options) -> Mistakes:
+def _require_sampling(options: OptionValues) -> Mistakes:
     sampling = options.train_sampling_strategy
     tokens = options.max_tokens_per_batch
     if sampling == "batch_rebalance":  # steps would depend on the number of processes

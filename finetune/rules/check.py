@@ -1,15 +1,15 @@
-"""Run the rules: of a recipe, of a training, of a task."""
+"""Run the rules: of a recipe, of a training, of a task, of a prediction."""
 
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 from finetune.errors import UserError
-from finetune.rules import adapters, batch, data, labels, ranges, task
-from finetune.rules.options import Options
+from finetune.rules import adapters, batch, data, labels, prediction, ranges, task
+from finetune.rules.options import OptionValues
 
 
-def check_options(options: Options) -> None:
+def check_options(options: OptionValues) -> None:
     """Check the options of a recipe.
 
     Raises:
@@ -18,7 +18,7 @@ def check_options(options: Options) -> None:
     _refuse((ranges, data, labels, adapters), options)
 
 
-def check_arguments(options: Options) -> None:
+def check_arguments(options: OptionValues) -> None:
     """Check training arguments.
 
     Raises:
@@ -29,7 +29,7 @@ def check_arguments(options: Options) -> None:
     _refuse((ranges, batch, schedule, devices, arguments), options)
 
 
-def check_command(options: Options) -> None:
+def check_command(options: OptionValues) -> None:
     """Check the options of a recipe, the training arguments and the options of a run together.
 
     Raises:
@@ -40,13 +40,22 @@ def check_command(options: Options) -> None:
     _refuse((command,), options)
 
 
-def check_task(options: Options, labels_task: Any) -> None:
+def check_task(options: OptionValues, labels_task: Any) -> None:
     """Check the options of a recipe and, if they are known, the training arguments for a task.
 
     Raises:
         UserError: With a line for each mistake.
     """
     _refuse((task,), options, labels_task)
+
+
+def check_prediction(options: OptionValues) -> None:
+    """Check the options of a prediction.
+
+    Raises:
+        UserError: With a line for each mistake.
+    """
+    _refuse((ranges, prediction), options)
 
 
 def _refuse(subjects: Iterable[ModuleType], *values: Any) -> None:

@@ -1,6 +1,6 @@
 """Rules about the source, its columns and its splits."""
 
-from finetune.rules.options import Mistakes, Options
+from finetune.rules.options import Mistakes, OptionValues
 
 #: Options that exclude each other.
 _COLUMNS = (
@@ -10,7 +10,7 @@ _COLUMNS = (
 )
 
 
-def _require_source(options: Options) -> Mistakes:
+def _require_source(options: OptionValues) -> Mistakes:
     if options.dataset and "load" in options.overridden and "dataset" not in options.overridden:
         yield (
             f"--dataset {options.dataset}: the recipe loads its own data; if its load() reads "
@@ -25,7 +25,7 @@ def _require_source(options: Options) -> Mistakes:
         yield f"--time_format {options.time_format}: needs --time_column NAME"
 
 
-def _require_one_text(options: Options) -> Mistakes:
+def _require_one_text(options: OptionValues) -> Mistakes:
     if options.text_columns and options.long_texts == "windows":
         yield "--long_texts windows: needs a single --text_column, not --text_columns"
     if options.truncation != "head_tail":

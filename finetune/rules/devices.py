@@ -7,8 +7,13 @@ from types import SimpleNamespace
 import torch
 from transformers import TrainingArguments
 
-from finetune.rules.options import Mistakes, Options
+from finetune.rules.options import Mistakes, OptionValues
 from finetune.runtime import distributed
+
+#: The names of an option: of transformers 5.17 and later, and of all versions before 6.
+_RECOMPUTATION = ("activation_checkpointing", "gradient_checkpointing")
+#: The first of them that the installed version has.
+RECOMPUTATION = next(name for name in _RECOMPUTATION if hasattr(TrainingArguments, name))
 
 
 def uses_fsdp(arguments: SimpleNamespace | TrainingArguments) -> bool:
@@ -17,14 +22,11 @@ def uses_fsdp(arguments: SimpleNamespace | TrainingArguments) -> bool:
 
 
 def recomputes(arguments: SimpleNamespace | TrainingArguments) -> bool:
-    """Return whether the backward pass computes activations again. The first name is that of
-    transformers 5.17 and later, the second that of earlier versions.
-    """
-    names = ("activation_checkpointing", "gradient_checkpointing")
-    return any(getattr(arguments, name, False) for name in names)
+    """Return whether the backward pass computes activations again."""
+    return any(getattr(arguments, name, False) for name in _RECOMPUTATION)
 
 
-def _require_launch(options: Options) -> Mistakes:
+def _require_launch(options: OptionValues) -> Mistakes:
     seconds = options.grace_seconds
     if seconds > 25 and "TORCHELASTIC_RUN_ID" in os.environ:
         yield f"--grace_seconds {seconds:g}: torchrun kills after 30 seconds; expected 25 or less"
@@ -38,7 +40,7 @@ def _require_launch(options: Options) -> Mistakes:
         yield f"--fsdp (or FSDP in the accelerate config) needs {flags}"
 
 
-def _require_precision(options: Options) -> Mistakes:
+def _require_precision(options: OptionValues) -> Mistakes:
     if (options.fp16 or options.precision == "fp16") and options.use_cpu:
         yield "--fp16 or --precision fp16: not supported on a CPU; expected bf16 or fp32"
     if options.precision != "auto" and (options.bf16 or options.fp16):
@@ -51,7 +53,7 @@ def _require_precision(options: Options) -> Mistakes:
         yield "--fp16_full_eval and --bf16_full_eval: not supported with --fsdp; use --precision"
 
 
-def _require_libraries(options: Options) -> Mistakes:
+def _require_libraries(options: OptionValues) -> Mistakes:
     if options.use_liger_kernel and options.use_cpu:
         yield "--use_liger_kernel: its kernels need a GPU"
     elif options.use_liger_kernel and find_spec("liger_kernel") is None:

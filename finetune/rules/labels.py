@@ -1,7 +1,7 @@
 """Rules about labels, their loss and metrics, and options that a step of the recipe ignores."""
 
 from finetune.data.comma_list import split_values
-from finetune.rules.options import Mistakes, Options
+from finetune.rules.options import Mistakes, OptionValues
 
 _NOT_FOR_WORDS = (
     "text_columns",
@@ -18,7 +18,7 @@ _NOT_FOR_WORDS = (
 )
 
 
-def _refuse_unused(options: Options) -> Mistakes:
+def _refuse_unused(options: OptionValues) -> Mistakes:
     order = split_values(options.label_order or "")
     if len(set(order)) < len(order):
         yield f"--label_order {options.label_order}: expected each class once"
@@ -30,7 +30,7 @@ def _refuse_unused(options: Options) -> Mistakes:
         yield f"--layers {options.layers}: the recipe overrides build_model()"
 
 
-def _refuse_for_words(options: Options) -> Mistakes:
+def _refuse_for_words(options: OptionValues) -> Mistakes:
     if options.task != "tokens":
         return
     for name in _NOT_FOR_WORDS:
@@ -40,7 +40,21 @@ def _refuse_for_words(options: Options) -> Mistakes:
         yield "compute_metrics() of the recipe: the scores of entities cannot be replaced"
 
 
-def _require_teacher(options: Options) -> Mistakes:
+def _require_several_labels(options: OptionValues) -> Mistakes:
+    if "label_separator" in options.typed and options.label_columns:
+        yield "--label_separator and --label_columns are mutually exclusive: give one"
+    task = options.task
+    if task == "auto" and options.label_order:
+        task = "ordinal"
+    if task in (None, "auto", "tokens"):
+        return
+    if "label_separator" in options.typed and task != "multi_label":
+        yield f"--label_separator needs --task multi_label; found --task {task}"
+    if options.label_columns and task not in ("multi_label", "regression"):
+        yield f"--label_columns: a row has one label, with --task {task}: use --label_column"
+
+
+def _require_teacher(options: OptionValues) -> Mistakes:
     for name in ("teacher", "unlabelled", "label_probabilities"):
         if getattr(options, name) == "":  # e.g. a variable of the shell that is not set
             yield f"--{name}: expected a value, found an empty text"
@@ -51,4 +65,4 @@ def _require_teacher(options: Options) -> Mistakes:
             yield f"--{name} {options.typed[name]}: needs --teacher RUN"
 
 
-RULES = (_refuse_unused, _refuse_for_words, _require_teacher)
+RULES = (_refuse_unused, _refuse_for_words, _require_several_labels, _require_teacher)

@@ -7,7 +7,7 @@ from typing import Any
 Mistakes = Iterator[str]  # a message for each mistake: what a rule yields
 
 
-class Options(SimpleNamespace):
+class OptionValues(SimpleNamespace):
     """The values of options by name, of a recipe and, once they are known, of a training.
 
     An option that the recipe does not have, or that is not known yet, is None.
@@ -23,6 +23,6 @@ class Options(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         return None
 
-    def beside(self, arguments: SimpleNamespace, typed: Mapping[str, Any]) -> "Options":
+    def beside(self, arguments: SimpleNamespace, typed: Mapping[str, Any]) -> "OptionValues":
         """Return these options of a recipe beside training arguments, and all that the user set."""
-        return Options(**{**vars(self), **vars(arguments), "typed": typed})
+        return OptionValues(**{**vars(self), **vars(arguments), "typed": typed})

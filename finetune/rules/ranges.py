@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from finetune.data.comma_list import split_values
-from finetune.rules.options import Mistakes, Options
+from finetune.rules.options import Mistakes, OptionValues
 
 _SPLIT = (
     "a share above 0 and below 1, or a number of rows, 2 or more",
@@ -49,6 +49,7 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "adam_beta1": _SHARE,
     "adam_beta2": _SHARE,
+    "batch_tokens": _COUNT,
     "ddp_timeout": _COUNT,
     "early_stopping_patience": _COUNT,
     "global_batch_size": _COUNT,
@@ -67,7 +68,7 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def _require_range(options: Options) -> Mistakes:
+def _require_range(options: OptionValues) -> Mistakes:
     for name, value in vars(options).items():
         expected, is_allowed = _RANGES.get(name, _NUMBER)
         if value is not None and not is_allowed(value):

@@ -8,18 +8,18 @@ import torch
 from transformers import TrainingArguments
 
 from finetune.errors import counted
-from finetune.rules.options import Mistakes, Options
+from finetune.rules.options import Mistakes, OptionValues
 
 #: With fewer steps a pretrained model is often undertrained: docs/decisions/too-few-steps.md.
 MIN_STEPS = 50
 #: Below it LoRA is undertrained: its best rate is about ten times that of full fine-tuning
 #: (Schulman et al., "LoRA Without Regret", 2025).
-_LOWEST_RATE_OF_ADAPTERS = 1e-4
+_MIN_RATE_OF_ADAPTERS = 1e-4
 #: Optimizers that step in the backward pass, before gradients are added up, clipped and checked.
 _IN_BACKWARD = ("lomo", "layerwise")
 
 
-def _require_best_checkpoint(options: Options) -> Mistakes:
+def _require_best_checkpoint(options: OptionValues) -> Mistakes:
     strategies = options.eval_strategy, options.save_strategy
     keeps_best = options.load_best_model_at_end and "no" not in strategies
     if options.early_stopping_patience is not None and not keeps_best:
@@ -27,7 +27,7 @@ def _require_best_checkpoint(options: Options) -> Mistakes:
         yield f"--early_stopping_patience needs --load_best_model_at_end true, {flags}"
 
 
-def _require_optimizer(options: Options) -> Mistakes:
+def _require_optimizer(options: OptionValues) -> Mistakes:
     """Yield a message if the optimizer is not available, or a part of ``optim_args`` is unknown."""
     if options.optim == TrainingArguments.optim and not options.optim_args:
         return
@@ -54,7 +54,7 @@ def _require_optimizer(options: Options) -> Mistakes:
             yield f"{flags}: {error}"
 
 
-def _optimizer(options: Options, optim_args: str | None) -> tuple[Any, dict[str, Any]]:
+def _optimizer(options: OptionValues, optim_args: str | None) -> tuple[Any, dict[str, Any]]:
     from transformers import Trainer  # takes a second
 
     changed: Any = SimpleNamespace(**{**vars(options), "optim_args": optim_args})
@@ -86,11 +86,11 @@ def describe_weak_training(
             f"--warmup_steps {arguments.warmup_steps:g}: the learning rate does not reach "
             f"{arguments.learning_rate:g} within {counted(steps, 'step')}; try --warmup_steps 0.1"
         )
-    elif has_adapter and arguments.learning_rate < _LOWEST_RATE_OF_ADAPTERS:
-        rate = max(10 * arguments.learning_rate, _LOWEST_RATE_OF_ADAPTERS)
+    elif has_adapter and arguments.learning_rate < _MIN_RATE_OF_ADAPTERS:
+        rate = max(10 * arguments.learning_rate, _MIN_RATE_OF_ADAPTERS)
         yield (
             f"--learning_rate {arguments.learning_rate:g}: an adapter learns little below "
-            f"{_LOWEST_RATE_OF_ADAPTERS:g}; try --learning_rate {rate:g}"
+            f"{_MIN_RATE_OF_ADAPTERS:g}; try --learning_rate {rate:g}"
         )
     if steps >= MIN_STEPS or not is_text:
         return

@@ -3,10 +3,10 @@
 from typing import Any
 
 from finetune.errors import counted
-from finetune.rules.options import Mistakes, Options
+from finetune.rules.options import Mistakes, OptionValues
 
 
-def _require_classes_to_weight(options: Options, task: Any) -> Mistakes:
+def _require_classes_to_weight(options: OptionValues, task: Any) -> Mistakes:
     spec = options.class_weights
     if spec == "none":
         return
@@ -16,7 +16,7 @@ def _require_classes_to_weight(options: Options, task: Any) -> Mistakes:
         yield f"--class_weights {spec}: apply multi-label weights in your loss()"
 
 
-def _require_one_class(options: Options, task: Any) -> Mistakes:
+def _require_one_class(options: OptionValues, task: Any) -> Mistakes:
     is_balanced = options.class_sampling == "balanced"
     if is_balanced and options.class_weights != "none":
         yield "--class_weights and --class_sampling balanced are mutually exclusive"
@@ -26,7 +26,7 @@ def _require_one_class(options: Options, task: Any) -> Mistakes:
         yield "--label_smoothing_factor needs one class a row"
 
 
-def _require_targets_of_teacher(options: Options, task: Any) -> Mistakes:
+def _require_targets_of_teacher(options: OptionValues, task: Any) -> Mistakes:
     for name in ("teacher", "label_probabilities"):
         if getattr(options, name) and options.class_sampling == "balanced":
             yield f"--class_sampling balanced: not supported with --{name}"
@@ -36,7 +36,7 @@ def _require_targets_of_teacher(options: Options, task: Any) -> Mistakes:
         yield f"--teacher_temperature: the task {task.name} has no probabilities"
 
 
-def _require_two_classes(options: Options, task: Any) -> Mistakes:
+def _require_two_classes(options: OptionValues, task: Any) -> Mistakes:
     name = options.positive_label
     if name is None:
         return

@@ -31,7 +31,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record(Part):
+class JsonFile(Part):
     """A dataclass that is a file."""
 
     NAME: ClassVar[str]  # of the file in a run or checkpoint
@@ -122,7 +122,7 @@ class Process(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest(Record):
+class Manifest(JsonFile):
     """``run.json``. The fields from ``steps`` on are known once training has ended."""
 
     NAME = MANIFEST
@@ -174,7 +174,7 @@ def _restore_scores(content: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metrics(Record):
+class Metrics(JsonFile):
     """``metrics.json``."""
 
     NAME = METRICS
@@ -187,7 +187,7 @@ class Metrics(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint(Record):
+class Checkpoint(JsonFile):
     """``checkpoint.json``."""
 
     NAME = "checkpoint.json"

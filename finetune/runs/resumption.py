@@ -155,13 +155,8 @@ def requested_checkpoint(resume: bool, path: str | None, output_dir: Path) -> st
         output_dir: The output directory, which may not exist yet.
 
     Raises:
-        UserError: If both are given, or if the number of restarts is none.
+        UserError: If the number of restarts is none.
     """
-    if resume and path:
-        raise UserError(
-            "expected one of --resume and --resume_from_checkpoint, found both: --resume continues "
-            "from the newest checkpoint, or starts from the beginning if there is none"
-        )
     if resume:
         return "resume"
     is_restarted = False

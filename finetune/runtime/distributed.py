@@ -226,11 +226,15 @@ def main_process_first(
 ) -> Result:
     """Call ``prepare`` on rank 0, then on local rank 0 of every other machine; return the result.
 
-    The second call can use the caches that the first one filled. The other ranks of a machine get
-    a pickled copy of the result of its local rank 0. With ``share=False``, or if the result cannot
-    be pickled, they call ``prepare`` too. Without ``on_each_machine`` only rank 0 calls it, whose
-    result all get. It may take up to a day, and may fork: gloo's threads hold nothing that a child
-    needs (docs/decisions/process-group-first.md).
+    The second call can use the caches that the first one filled. It may take up to a day, and may
+    fork: gloo's threads hold nothing that a child needs (docs/decisions/process-group-first.md).
+
+    Args:
+        prepare: Returns the result.
+        share: Whether the other ranks of a machine get a pickled copy of the result of its local
+            rank 0. Otherwise, and if the result cannot be pickled, they call ``prepare`` too.
+        on_each_machine: Whether a rank of each machine calls it. Otherwise only rank 0 does, whose
+            result all get.
 
     Raises:
         UserError: On every rank, if one rank raised it; the same holds for a ``RunError``.

@@ -3,7 +3,7 @@
 All other code uses public names only (``tests/test_internals.py``). A library may rename a private
 member in any release, so each is looked up when it is needed: where it is missing, the feature that
 needs it is off, and one warning says so. Libraries are imported inside the functions, because some
-take seconds.
+take seconds. :func:`restored_environment` uses public names, and has nothing to lose.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from finetune.pipeline.preparation import Prepared, prepare_job
 from finetune.pipeline.train import run_training
 from finetune.recipe.run import Run
 from finetune.runs.provenance import REPORTED_CHANGES
-from finetune.runs.records import MANIFEST, Record
+from finetune.runs.records import MANIFEST, JsonFile
 from finetune.runtime import distributed
 from finetune.sets import SET, is_set
 from finetune.training.options import without_none
@@ -38,7 +38,7 @@ Kind = Literal["repeat", "search"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetManifest(Record):
+class SetManifest(JsonFile):
     """``set.json``."""
 
     NAME = SET

@@ -56,8 +56,14 @@ class ScoredEntities(NamedRows):
     def of_tags(
         cls, labels: np.ndarray, tags: np.ndarray, names: list[str], confidence: np.ndarray
     ) -> ScoredEntities:
-        """Return the entities of true and predicted tags, which have a probability; each of shape
-        ``(places,)``.
+        """Return the entities of true and predicted tags.
+
+        Args:
+            labels: The true tags of the words of all rows, each row followed by a separator
+                (``UNLABELLED``), int64, shape ``(places,)``.
+            tags: The predicted ones, of the same shape.
+            names: The types, in the order of their ids.
+            confidence: The probability of each predicted tag, shape ``(places,)``.
         """
         is_word = labels != UNLABELLED
         rows = np.cumsum(~is_word) - ~is_word
@@ -132,16 +138,16 @@ class ScoredEntities(NamedRows):
     def counts(self, *, of_words: bool) -> tuple[int, int]:
         """Return how many words, or true and predicted entities, are right, and how many are."""
         if of_words:
-            words, right = self.words.sum(axis=0).tolist()
-            return right, words
-        right = int(np.count_nonzero(self.is_right))
-        return right, len(self.labels) + len(self.predicted) - right
+            words, correct = self.words.sum(axis=0).tolist()
+            return correct, words
+        correct = int(np.count_nonzero(self.is_right))
+        return correct, len(self.labels) + len(self.predicted) - correct
 
     @property
     def token_accuracy(self) -> np.ndarray:
         """The replicates of the share of words with the right tag, ``(1 + groups,)``."""
-        words, right = (leave_out(np.bincount(self.groups, column)) for column in self.words.T)
-        return np.asarray(right / np.maximum(words, 1))
+        words, correct = (leave_out(np.bincount(self.groups, column)) for column in self.words.T)
+        return np.asarray(correct / np.maximum(words, 1))
 
     @property
     def confusion(self) -> np.ndarray:

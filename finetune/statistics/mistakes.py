@@ -62,12 +62,13 @@ def suspicion(rows: Any) -> Suspicion | None:
     Args:
         rows: Rows with a class each, or with entities.
     """
+    correct_count = 0
     if rows.kind == "entities":
-        right = rows.confidence[rows.is_right]
-        confidence = np.append(right, [mistake.confidence for mistake in rows.mistakes])
-        wrong = np.arange(len(confidence)) >= len(right)
+        confidence = rows.confidence[rows.is_right]
+        correct_count = len(confidence)
+        confidence = np.append(confidence, [mistake.confidence for mistake in rows.mistakes])
+        wrong = np.arange(len(confidence)) >= correct_count
     else:
-        right = ()
         confidence, wrong = rows.summary.confidence, ~rows.is_correct
     if len(wrong) < _MIN_ROWS or wrong.mean() > _MAX_WRONG:
         return None
@@ -76,7 +77,7 @@ def suspicion(rows: Any) -> Suspicion | None:
     suspected = order[wrong[order]]
     if rows.kind == "entities" and len(suspected) > wrong.mean() * confident:
         return None
-    return Suspicion(suspected - len(right), confident, share(len(suspected), confident))
+    return Suspicion(suspected - correct_count, confident, share(len(suspected), confident))
 
 
 def _slice_names(tokens: pd.Series[int] | None, table: pd.DataFrame) -> list[pd.Series[str]]:

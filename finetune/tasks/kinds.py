@@ -50,6 +50,14 @@ def of_rows(
 
     Options of other tasks are ignored.
 
+    Args:
+        rows: The training rows.
+        ordered: Whether the classes have an order.
+        loss_function: The value of ``--loss_function``; None for the default of the task.
+        thresholds: The value of ``--thresholds``.
+        target_names: The names of several numbers a row.
+        positive_label: The value of ``--positive_label``; None for the default.
+
     Raises:
         UserError: If the task has no loss called ``loss_function``.
     """
@@ -78,14 +86,16 @@ def encode_labels(
 ) -> labels.Encoded:
     """Return the labels of all splits, encoded for the task in ``options``.
 
+    Args:
+        columns: The label columns of each split.
+        options: How the labels are written; the task is decided.
+        report: Gets an error for each column that does not fit, and a warning if no label has the
+            separator.
+
     Raises:
         UserError: If the task does not fit the labels; lists every such column.
     """
     task = options.task
-    if options.separator is not None and task != "multi_label":
-        report.fail(f"--label_separator needs --task multi_label; found --task {task}")
-    if len(options.columns) > 1 and task not in ("multi_label", "regression"):
-        report.fail(f"--label_columns: a row has one label, with --task {task}: use --label_column")
     if options.separator is not None:
         values = columns["train"][0].values
         if not any(options.separator in str(value) for value in values):
@@ -111,6 +121,11 @@ def decide_task(
     columns: Sequence[LabelColumn], options: LabelOptions, report: Findings
 ) -> tuple[str, str]:
     """Return the name of the task that fits the labels of the training rows, and the reason.
+
+    Args:
+        columns: The label columns of the training rows.
+        options: How the labels are written.
+        report: Gets the error.
 
     Raises:
         UserError: If the labels are ambiguous; names the column, the first ambiguous row and the

@@ -18,7 +18,7 @@ from transformers.utils.import_utils import is_in_notebook
 
 from finetune.errors import UserError
 from finetune.rules.check import check_arguments
-from finetune.rules.options import Options
+from finetune.rules.options import OptionValues
 from finetune.runtime import distributed, hardware
 from finetune.statistics.metrics import DIRECTIONS
 from finetune.training import options
@@ -75,7 +75,7 @@ class FinetuneArguments(TrainingArguments):
     )
     cpu_kernels: Literal["auto", "off"] = _option("auto", "off: on a CPU those of the libraries")
     profile: int | None = _option(None, "profile N steps after the first two")
-    baseline: bool = _option(True, "fit a bag-of-words baseline on the same rows, to compare with")
+    baseline: bool = _option(True, "fit baselines on the same rows, to compare with")
     dataloader_num_workers: int | None = _option(  # type: ignore[assignment]
         None, "worker processes that collate batches ahead (unset: 2 with a GPU, none on a CPU)"
     )
@@ -176,7 +176,7 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
         setattr(values, name, getattr(FinetuneArguments, name))
     vars(values).update(options.merge_options(defaults, user_options))
     values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
-    check_arguments(Options(typed=user_options, **vars(values)))
+    check_arguments(OptionValues(typed=user_options, **vars(values)))
     _resolve(values)
     return values
 

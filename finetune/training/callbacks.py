@@ -18,6 +18,7 @@ from transformers import ProgressCallback, TrainerCallback, TrainerState
 from transformers.utils import logging as library_logging
 
 from finetune.errors import RunError, UserError, counted
+from finetune.rules.devices import RECOMPUTATION
 from finetune.runtime import activity, distributed, stopping
 from finetune.runtime.stopping import Stopped
 from finetune.training.arguments import FinetuneArguments
@@ -30,9 +31,8 @@ _MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "Cannot all
 
 #: What needs less memory in training and evaluation.
 _LESS_MEMORY = (
-    "a larger --gradient_accumulation_steps (the same global batch), --activation_checkpointing "
-    "true, --precision bf16, a smaller --max_length, --global_batch_size or "
-    "--per_device_eval_batch_size"
+    f"a larger --gradient_accumulation_steps (the same global batch), --{RECOMPUTATION} true, "
+    "--precision bf16, a smaller --max_length, --global_batch_size or --per_device_eval_batch_size"
 )
 
 
@@ -188,9 +188,13 @@ class Bar(ProgressCallback):
 def explained(
     arguments: FinetuneArguments, work: str | Callable[[], str], advice: str = _LESS_MEMORY
 ) -> Iterator[None]:
-    """Raise a ``RunError`` that says what helps if the disk is full or an allocation fails during
-    ``work``, e.g. ``writing checkpoint-9``; ``advice`` is what needs less memory. On a CPU Linux
-    may kill the process instead.
+    """Raise a ``RunError`` that says what helps if the disk is full or an allocation fails in the
+    block. On a CPU Linux may kill the process instead.
+
+    Args:
+        arguments: Those of the training.
+        work: What the block does, e.g. ``writing checkpoint-9``, or returns it.
+        advice: What needs less memory.
     """
     try:
         yield

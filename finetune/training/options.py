@@ -91,8 +91,12 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def find_type_mistake(flag: str, value: Any, hint: Any) -> str:
-    """Return a message if a value does not have the type of its option, else an empty string; types
-    that no option has are not checked.
+    """Return a message if a value does not have the type of its option, else an empty string.
+
+    Args:
+        flag: What the message calls the option.
+        value: The value; None is allowed if the type allows it.
+        hint: The type of the option. Types that no option has are not checked.
     """
     kinds = alternatives(hint)
     if value is not None and get_origin(kinds[0]) is Literal and kinds[1:] == (type(None),):

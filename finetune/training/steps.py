@@ -381,8 +381,12 @@ def restore_rows(
     """Return the arrays of an evaluation in the order of the data, one row for each document.
 
     They are concatenated once; the library does so at every batch, which is quadratic in the rows.
-    ``rows`` has the index of each evaluated row in the data, or that of its document, shape
-    ``(evaluated rows,)``; for ``pooling`` see :class:`GlobalLoss`.
+
+    Args:
+        prediction: Lists of the arrays of each batch, shape ``(rows of the batch, ...)``.
+        rows: The index of each evaluated row in the data, or that of its document, shape
+            ``(evaluated rows,)``.
+        pooling: How the outputs of a document are pooled, see :class:`GlobalLoss`.
     """
     first = np.unique(rows, return_index=True)[1]
 

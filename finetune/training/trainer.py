@@ -476,11 +476,10 @@ class Trainer(transformers.Trainer):
         if not isinstance(scheduler, LambdaLR):
             return
         scheduler.base_lrs = [group["initial_lr"] for group in self._settings]
-        rates = scheduler.get_lr()
-        scheduler.load_state_dict({**scheduler.state_dict(), "_last_lr": rates})
-        groups = zip(optimizer.param_groups, self._settings, rates, strict=True)
-        for group, new, rate in groups:
-            group |= {**new, "params": group["params"], "lr": rate}
+        scheduler.last_epoch -= 1
+        scheduler.step()  # computes the learning rates of this step again
+        for group, new in zip(optimizer.param_groups, self._settings, strict=True):
+            group |= {**new, "params": group["params"], "lr": group["lr"]}
 
     def begin_training(self) -> None:
         """After resuming, run the evaluation that is due at this step but missing, and save again.

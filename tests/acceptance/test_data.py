@@ -33,7 +33,7 @@ from recipes.image import Image
 from recipes.text import Text
 from tests.acceptance import data
 from tests.acceptance.conftest import Finished, user_error
-from tests.conftest import HANGS
+from tests.conftest import HANGS, ROOT
 
 Row = tuple[str, str]
 Cli = Callable[..., Finished]
@@ -612,19 +612,6 @@ def test_images_without_a_data_set_are_asked_for(
     cli("image", "--model", vit, "--output_dir", "run").refused("--dataset is required")
 
 
-#: Reads the file named by the first argument after the seconds in the second.
-READ = """
-import sys
-import time
-
-from recipes.text import Text
-
-time.sleep(float(sys.argv[2]))
-recipe = Text(dataset=sys.argv[1], model="none", text_column="text", label_column="label")
-print(len(recipe.load()["train"]))
-"""
-
-
 @pytest.mark.contract("C10")
 def test_two_readers_of_a_new_file_both_read_it(tmp_path: Path) -> None:
     """The second reader starts while the first one writes its copy."""
@@ -633,8 +620,8 @@ def test_two_readers_of_a_new_file_both_read_it(tmp_path: Path) -> None:
     environment = os.environ | {"HF_HOME": str(tmp_path / "cache")}
     readers = [
         subprocess.Popen(
-            [sys.executable, "-c", READ, str(path), f"{0.25 * number}"],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "tests.acceptance.reader", str(path), f"{0.25 * number}"],
+            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for number in range(5)
     ]  # fmt: skip

@@ -82,7 +82,9 @@ def deep_bert(shared_directory: Path) -> Path:
 def test_a_run_with_fewer_layers(
     trained: Trained, reviews: Path, deep_bert: Path, tmp_path: Path
 ) -> None:
-    """Its directory loads with `pipeline`, and answers as `predict`; a resume keeps the layers."""
+    """Its directory loads with `pipeline`, and answers as `predict`; a resume with other layers is
+    refused. `test_teacher.py` has a resume with the same ones.
+    """
     options: dict[str, Any] = dict(dataset=str(reviews), model=str(deep_bert), layers=6)
     run = trained("layers", "text", **options, adapter="lora", num_train_epochs=1, baseline=False)
     assert AutoConfig.from_pretrained(run.path).num_hidden_layers == 6

@@ -705,6 +705,21 @@ def test_several_processes_write_the_same_file(
     assert (answer["output"], answer["rows"], answer["precision"]) == ("out.csv", 5000, "fp32")
 
 
+@pytest.mark.contract("A14", "E5")
+@pytest.mark.slow
+def test_several_processes_give_the_scores_of_one(
+    single_label_run: finetune.Run, tmp_path: Path, command: Commands
+) -> None:
+    """Of 41 new rows, which two processes do not share equally; rank 0 prints the answer."""
+    labelled(41).to_csv(tmp_path / "new.csv", index=False)
+    words = ["evaluate", single_label_run.path, "--data", tmp_path / "new.csv", "--json"]
+    answer = json.loads(command(*words, "--num_processes", 2).succeeded().stdout)
+    alone = finetune.evaluate(single_label_run, str(tmp_path / "new.csv"))
+    assert answer["rows"] == alone.rows == 41
+    assert answer["metrics"] == pytest.approx(alone.metrics, rel=1e-5, abs=1e-6)
+    assert 0 < alone.metrics["accuracy"] < 1
+
+
 def predict_until(rows: int, run: finetune.Run | str, source: Path, output: Path) -> int:
     """Predict a file, with Ctrl-C after a number of rows; return how many it was after."""
     counts: list[int] = []

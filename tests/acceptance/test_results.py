@@ -1289,10 +1289,19 @@ def test_doctor_shows_the_machine_and_what_to_export(
     assert torch.__version__ in result.stdout
 
 
-@pytest.mark.contract("A15", "E10")
-def test_doctor_times_an_all_reduce_under_torchrun(command: Commands) -> None:
+@pytest.mark.contract("A14", "A15", "E10")
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        ("python", ["--num_processes", 2]),
+        pytest.param("torchrun", [], marks=pytest.mark.slow),
+    ],
+)
+def test_doctor_times_an_all_reduce_of_two_processes(
+    command: Commands, launcher: str, words: list[Any]
+) -> None:
     """Two ranks time an all-reduce of DDP's bucket sizes."""
-    result = command("doctor", "--json", launcher="torchrun").succeeded()
+    result = command("doctor", "--json", *words, launcher=launcher).succeeded()
     assert re.search(r"\b2 (of|/) 2\b", result.stderr)
     rows = re.findall(r"(\d+) MB\D+([\d.]+)\D+([\d.]+)\D+([\d.]+)", result.stderr)
     answer = json.loads(result.stdout)  # of rank 0 only

@@ -757,6 +757,11 @@ T --metrics f1_makro -> --metrics f1_makro f1_macro
 T --metric_for_best_model acuracy -> --metric_for_best_model acuracy accuracy
 T --metrics ./none.py -> --metrics none.py
 T --label_column a --label_columns a,b -> --label_column a --label_columns a,b | 'a' label
+T --task single_label --label_separator ; -> --label_separator multi_label single_label
+T --label_order bad,good --label_separator ; -> --label_separator multi_label ordinal
+T --task ordinal --label_columns a,b -> --label_columns ordinal --label_column | --label_order
+T --label_columns a,b --label_separator ; -> --label_separator --label_columns | 'a' | 'b'
+T --resume --resume_from_checkpoint last -> --resume --resume_from_checkpoint
 T --global_batch_size 16 --max_tokens_per_batch 512 -> \
     --global_batch_size --max_tokens_per_batch
 T --global_batch_size 32 --per_device_train_batch_size 4 -> \

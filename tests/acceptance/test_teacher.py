@@ -11,7 +11,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -38,14 +40,32 @@ def first_batch(recipe: Any, rows: range) -> tuple[float, torch.Tensor]:
     torch.manual_seed(0)
     parts = recipe.trainer_kwargs()
     taken = parts["train_dataset"].select(rows)
+    logits, labels = outputs_and_labels(parts["model"], taken, parts["data_collator"])
+    return float(parts["compute_loss_func"]({"logits": logits}, labels)), logits
+
+
+def first_step(
+    recipe: Any, rows: range, directory: Path, options: dict[str, Any]
+) -> tuple[float, torch.Tensor]:
+    """Return the logged loss of a step on some of the rows that a recipe trains on, and the logits
+    before it.
+    """
+    options = {**SGD, "max_steps": 1, "global_batch_size": len(rows), **options}
+    trainer = recipe.trainer(output_dir=str(directory), precision="fp32", **options)
+    trainer.train_dataset = trainer.train_dataset.select(rows)
+    logits, _ = outputs_and_labels(trainer.model, trainer.train_dataset, trainer.data_collator)
+    trainer.train()
+    return trainer.state.log_history[0]["loss"], logits
+
+
+def outputs_and_labels(model: Any, rows: Any, collate: Any) -> tuple[torch.Tensor, torch.Tensor]:
     names = {"input_ids", "attention_mask", "token_type_ids", "image", "labels", "label"}
-    taken = taken.select_columns(sorted(names & set(taken.column_names)))
-    batch = parts["data_collator"](list(taken))
+    batch = collate(list(rows.select_columns(sorted(names & set(rows.column_names)))))
     labels = batch.pop("labels")
     with torch.no_grad():
-        logits = parts["model"].eval()(**batch)["logits"]
+        logits = model.eval()(**batch)["logits"]
     assert logits.std() > 0
-    return float(parts["compute_loss_func"]({"logits": logits}, labels)), logits
+    return logits, labels
 
 
 def outputs_of(run: Run, texts: list[str]) -> torch.Tensor:
@@ -87,6 +107,11 @@ def squares(run: Run, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Ten
     return (((outputs - targets) / deviation) ** 2).mean(dim=-1)
 
 
+SGD: dict[str, Any] = dict(
+    optim="sgd", learning_rate=0.1, warmup_steps=0, max_steps=4, logging_steps=1,
+    weight_decay=0.0, max_grad_norm=0.0, train_sampling_strategy="sequential",
+    eval_strategy="no", save_strategy="no", load_best_model_at_end=False, disable_tqdm=True,
+)  # fmt: skip
 TASKS: dict[str, dict[str, Any]] = {
     "single_label_run": dict(teacher_temperature=TEMPERATURE),
     "ordinal_run": dict(
@@ -121,6 +146,53 @@ def test_the_loss_of_a_row_is_that_of_its_label_and_of_the_teacher(
     taught = label_losses(run, logits[:-10], labelled["label"][:])
     losses[:-10] = (1 - WEIGHT) * taught + WEIGHT * losses[:-10]
     assert loss == pytest.approx(float(losses.mean()), rel=1e-4)
+
+
+#: Loss function, class weights and label smoothing of the loss of a label.
+LOSSES: dict[str, tuple[str | None, str, float]] = {
+    "focal": ("focal", "none", 0.0),
+    "weights": (None, "bad=1,good=3", 0.0),
+    "smoothing": (None, "none", 0.2),
+    "all": ("focal", "bad=1,good=3", 0.2),
+}
+
+
+@pytest.mark.contract("B3", "G6")
+@pytest.mark.parametrize("name", LOSSES)
+def test_focal_loss_weights_and_smoothing_are_of_the_label_alone(
+    single_label_run: Run, tmp_path: Path, name: str
+) -> None:
+    """The last ten rows have no label; the loss of a step is divided by its rows."""
+    function, weights, smoothing = LOSSES[name]
+    options = single_label_run.manifest.options
+    texts = [f"the menu was {word} {n}" for n, word in enumerate(data.WORDS["good"] * 2)]
+    recipe = Text(
+        dataset=options["dataset"], model=options["model"], max_length=64,
+        teacher=str(single_label_run.path), teacher_weight=WEIGHT, teacher_temperature=TEMPERATURE,
+        unlabelled=[{"text": text} for text in texts], loss_function=function,
+        class_weights=weights,
+    )  # fmt: skip
+    train = recipe.splits["train"]
+    rows = range(len(train) - BATCH + 10, len(train) + 10)
+    loss, logits = first_step(recipe, rows, tmp_path / "run", {"label_smoothing_factor": smoothing})
+    labelled = train.select(rows[:-10])
+    labels = labelled["label"][:]
+    assert set(labels) == {0, 1}
+    by_class = -logits[:-10].log_softmax(dim=-1)  # the loss of each row, were it of this class
+    if function:
+        by_class = (1 - logits[:-10].softmax(dim=-1)) ** 2 * by_class
+    if weights != "none":
+        counts = np.bincount(train["label"][:])
+        by_class = by_class * torch.tensor([1.0, 3.0]) * float(len(train) / (counts @ [1, 3]))
+    smoothed = (1 - smoothing) * functional.one_hot(torch.tensor(labels)) + smoothing / 2
+    taught = (by_class * smoothed).sum(dim=-1)
+    losses = teacher_losses(
+        single_label_run, logits, outputs_of(single_label_run, [*labelled["text"], *texts])
+    )
+    losses[:-10] = (1 - WEIGHT) * taught + WEIGHT * losses[:-10]
+    assert loss == pytest.approx(float(losses.mean()), rel=1e-4)
+    plain = label_losses(single_label_run, logits[:-10], labels)
+    assert float((taught - plain).abs().mean()) > 1e-3
 
 
 @pytest.mark.contract("G6")
@@ -164,13 +236,6 @@ def test_images_have_a_teacher_too(image_run: Run, vit: Path) -> None:
     outputs = torch.tensor(answers[names].to_numpy()).log().float()
     expected = teacher_losses(image_run, logits, outputs).mean()
     assert loss == pytest.approx(float(expected), rel=1e-3)
-
-
-SGD: dict[str, Any] = dict(
-    optim="sgd", learning_rate=0.1, warmup_steps=0, max_steps=4, logging_steps=1,
-    weight_decay=0.0, max_grad_norm=0.0, train_sampling_strategy="sequential",
-    eval_strategy="no", save_strategy="no", load_best_model_at_end=False, disable_tqdm=True,
-)  # fmt: skip
 
 
 @pytest.mark.contract("G6")
@@ -359,6 +424,66 @@ def test_a_training_with_a_teacher_resumes_to_the_bit(
             train(run, *words, *other, "--resume").refused("was trained with unlabelled")
         cli(*typed_again(stopped)).succeeded()
         assert_identical(run, tmp_path / "whole")
+
+
+@pytest.mark.contract("D5", "D6", "G6")
+def test_soft_labels_and_fewer_layers_resume_to_the_bit(
+    train: Train, faulty: dict[str, str], cli: Cli, tmp_path: Path
+) -> None:
+    """Other votes are refused, which are no part of the fingerprint of the data."""
+    shutil.copytree(faulty["dataset"], tmp_path / "votes")
+    file = tmp_path / "votes" / "train.csv"
+    votes = pd.read_csv(file)
+    votes[["yes", "no"]] = 1 + np.random.default_rng(0).integers(0, 5, (len(votes), 2))
+    votes.to_csv(file, index=False)
+    words = ["--dataset", tmp_path / "votes", "--label_probabilities", "good=yes,bad=no"]
+    words += ["--layers", 1, "--max_steps", 6]
+    train(tmp_path / "whole", *words).succeeded()
+    run = tmp_path / "run"
+    stopped = train(run, *words, fault="step 4,SIGTERM")
+    assert stopped.status == 75
+    votes.assign(yes=votes["yes"] + 1).to_csv(file, index=False)
+    refused = train(run, *words, "--resume").refused("was trained with soft_labels")
+    assert "with data" not in refused.stderr
+    votes.to_csv(file, index=False)
+    cli(*typed_again(stopped)).succeeded()
+    assert_identical(run, tmp_path / "whole")
+    assert Run.load(run).manifest.steps_before == 4
+    assert transformers.AutoConfig.from_pretrained(run).num_hidden_layers == 1
+
+
+@pytest.mark.contract("G6")
+def test_answers_are_computed_once_and_only_a_missing_part_again(
+    single_label_run: Run, bert: Path, tmp_path: Path
+) -> None:
+    """A part has the answers to the training rows, or to the rows without a label."""
+    rows = data.labelled_sentences(60, seed=11)
+    data.write_csv(tmp_path / "rows.csv", ["text", "label"], rows)
+    options: dict[str, Any] = dict(
+        dataset=str(tmp_path / "rows.csv"), model=str(bert), max_length=64,
+        teacher=str(single_label_run.path), unlabelled=[{"text": "a line that only this test has"}],
+    )  # fmt: skip
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "finetune-teachers"
+    earlier = set(folder.glob("*/*.npy"))
+
+    def labels() -> np.ndarray:
+        rows = Text(**options).trainer_kwargs()["train_dataset"]
+        return np.array(rows.with_format("numpy")["labels"][:])
+
+    with mock.patch.object(Run, "model", autospec=True, side_effect=Run.model) as load_model:
+        first = labels()
+        parts = sorted(set(folder.glob("*/*.npy")) - earlier, key=lambda path: path.stat().st_size)
+        assert len(parts) == 2
+        assert load_model.called
+        load_model.reset_mock()
+        np.testing.assert_array_equal(labels(), first)
+        load_model.assert_not_called()
+        written = parts[1].stat().st_mtime_ns
+        parts[0].unlink()
+        np.testing.assert_allclose(labels(), first, atol=1e-6)
+        load_model.assert_called_once()
+    assert parts[0].exists()
+    assert parts[1].stat().st_mtime_ns == written
 
 
 BOTH = dict(text_columns="text,other")

@@ -44,6 +44,7 @@ from recipes.text import Text
 from tests.acceptance import data, native_loop
 from tests.acceptance.conftest import Commands, Finished, flags, once, record
 from tests.conftest import HANGS, ROOT
+from tests.hub import Hub
 from tests.jobs import free_port, rank_without_launcher, wait_until
 from tests.warm import Servers
 
@@ -123,6 +124,7 @@ CASES: dict[str, dict[str, Any]] = {
         label_column="verdict", teacher="teacher", unlabelled="spare", final_epochs=1,
         label_smoothing_factor=0.1,
     ),
+    "layers": dict(label_column="verdict", layers=1),
     "soft labels": dict(
         label_column="verdict", label_probabilities="bad=says_bad,good=says_good",
         class_weights="bad=1,good=2",
@@ -1185,18 +1187,31 @@ def test_a_kill_between_the_files_of_a_checkpoint_costs_only_that_one(
     assert checkpoints(run) == checkpoints(whole())
 
 
-@pytest.mark.contract("D5", "D7")
+@pytest.fixture
+def empty_hub(tmp_path: Path) -> Iterator[Hub]:
+    (tmp_path / "hub").mkdir()
+    with Hub(tmp_path / "hub") as hub:
+        yield hub
+
+
+@pytest.mark.contract("D5", "D7", "H3")
 @pytest.mark.slow
 def test_a_job_continues_on_other_machines(
-    command: Commands, whole: Callable[..., Path], faulty: dict[str, str], tmp_path: Path
-) -> None:
-    """The first machine is killed while the training hangs, the second one gets SIGTERM."""
+    command: Commands, whole: Callable[..., Path], faulty: dict[str, str], tmp_path: Path,
+    empty_hub: Hub,
+) -> None:  # fmt: skip
+    """The first machine is killed while the training hangs, the second one gets SIGTERM. The third
+    one pushes the model.
+    """
     store = tmp_path / "store" / "run"
-    job = [ROOT / "examples/cloud_job.py", "--store", store, FAULTY, *flags(**faulty)]
+    job = [ROOT / "examples/cloud_job.py", "--store", store, "--repo", "me/reviews"]
+    job += [FAULTY, *flags(**faulty)]
 
     def start(machine: str, fault: str) -> "subprocess.Popen[str]":
         (tmp_path / machine).mkdir()
         env = {"FAULT": fault, "PYTHONPATH": str(ROOT), "READY": str(tmp_path / "ready")}
+        env |= {"HF_TOKEN": "hf_write", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        env["HF_ENDPOINT"] = empty_hub.url
         return command.start(*job, launcher="script", cwd=tmp_path / machine, env=env)
 
     def copies(process: "subprocess.Popen[str]", name: str) -> None:
@@ -1215,6 +1230,7 @@ def test_a_job_continues_on_other_machines(
     stopped.communicate()
     assert stopped.returncode == 75
     assert (store / "checkpoint-8" / "checkpoint.json").exists()
+    assert not empty_hub.repositories
     finished = start("third", "")
     output = "".join(finished.communicate())
     assert finished.returncode == 0, output
@@ -1224,6 +1240,9 @@ def test_a_job_continues_on_other_machines(
     assert checkpoints(store) == checkpoints(run)
     for name in ("model.safetensors", "run.json", "report.html", "checkpoint-12/checkpoint.json"):
         assert (store / name).read_bytes() == (run / name).read_bytes()
+    repository = empty_hub.repositories["me/reviews"]
+    assert repository.private
+    assert repository.files["model.safetensors"] == (run / "model.safetensors").read_bytes()
 
 
 #: Place, signal or error, rank, and attempt.

@@ -62,10 +62,22 @@ def forward(
 ) -> tuple[torch.Tensor, None]:
     """Compute attention, as a function for the ``AttentionInterface`` of ``transformers``.
 
-    Query, key and value have shape ``(sequences, heads, tokens, size)``. The mask is boolean, True
-    where a token is visible, shape ``(sequences, 1, tokens, tokens)``. Causal attention, dropout,
-    different shapes or dtypes, and fp32 with padding are left to torch's kernel. Returns the
-    output, shape ``(sequences, tokens, heads, size)``, and None for the attention weights.
+    Causal attention, dropout, different shapes or dtypes, and fp32 with padding are left to torch's
+    kernel.
+
+    Args:
+        module: The layer, which may have ``is_causal``.
+        query: Shape ``(sequences, heads, tokens, size)``, as key and value.
+        key: As many heads as the query, or fewer.
+        value: Of the shape of the key.
+        attention_mask: True where a token is visible, shape ``(sequences, 1, tokens, tokens)``.
+        dropout: The share of weights that are set to 0.
+        scaling: The factor of the products; None for one over the square root of the size.
+        is_causal: Whether a token sees earlier ones only; None to ask the layer.
+        **kwargs: Passed to torch's kernel.
+
+    Returns:
+        The output, shape ``(sequences, tokens, heads, size)``, and None for the weights.
     """
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     groups: list[Group] | None = getattr(attention_mask, GROUPS, None)
