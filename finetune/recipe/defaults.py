@@ -151,7 +151,7 @@ def _reads_mean(recipe: Any) -> bool:
     others = (recipe.adapter, recipe.freeze, recipe.teacher)  # which it was not measured with
     if not mean_layer.can_have(recipe.model_config) or any(others):
         return False
-    min_rows = max(_MIN_ROWS_OF_PROBE, _MIN_ROWS_OF_CLASS * recipe.kind.width)
+    min_rows: int = max(_MIN_ROWS_OF_PROBE, _MIN_ROWS_OF_CLASS * recipe.kind.width)
     return len(recipe.splits["train"]) < min_rows
 
 
