@@ -5,12 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import sklearn.metrics as sk
 from scipy.special import softmax
 from scipy.stats import norm
 
 from finetune.statistics import estimates, metrics, mistakes, scored
+from finetune.statistics.entities import ScoredEntities
 from finetune.statistics.functions import SHARE
 from finetune.statistics.metrics import METRICS
 from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredNumbers, ScoredRows
@@ -126,6 +128,41 @@ def test_labels_that_no_row_has_are_left_out_of_the_average_precision() -> None:
     rows = ScoredLabels(has, ["a", "b"], Probabilities(scores))
     value = METRICS["labels", "average_precision"].function(rows)[0]
     assert value == pytest.approx(sk.average_precision_score(has[:, 0], scores[:, 0]))
+
+
+def entities_of(count: int) -> ScoredEntities:
+    """Return 150 rows with so many entities of the type a, of which all or none are found."""
+    rows = np.repeat(np.arange(150), count)
+    first = np.tile(np.arange(count), 150)
+    labels = np.column_stack([rows, first, first + 1, np.zeros_like(rows)])
+    is_found = np.random.default_rng(0).random(150) < 0.7
+    predicted = labels[is_found[rows]]
+    words = np.column_stack([np.full(150, count), count * is_found])
+    return ScoredEntities(
+        labels, ["a"], predicted, words, np.ones(len(predicted)), np.ones(len(labels))
+    )
+
+
+def test_intervals_of_types_and_slices_of_entities_are_over_rows() -> None:
+    """Five entities of a row that are found together say no more than one."""
+    half = np.repeat(["x", "y"], 75)
+    intervals = []
+    for count in (1, 5):
+        rows = entities_of(count)
+        (of_type,) = metrics.describe_classes(rows).values()
+        seen = [[number % 2 == 0] * count for number in range(150)]
+        parts = mistakes.entity_slices(rows, seen, None, pd.DataFrame({"half": half}), 9)
+        assert [part["name"] for part in parts[:2]] == [
+            "entities of the training rows",
+            "other entities",
+        ]
+        assert sum(part["entities"] for part in parts[:2]) == 150 * count
+        scores = [of_type["recall"], of_type["f1"], *(part["recall"] for part in parts)]
+        intervals.append([[score["value"], score["low"], score["high"]] for score in scores])
+    np.testing.assert_allclose(*intervals, atol=0.005)
+    value, low, high = intervals[0][0]
+    np.testing.assert_allclose([low, high], estimates.wilson(value, 150), atol=0.005)
+    assert high - low > 0.1
 
 
 @pytest.mark.parametrize(("seeds", "deviation"), [(3, 0.0), (3, 0.4), (5, 0.15)])

@@ -58,6 +58,7 @@ def test_a_recipe_of_the_page_trains(
     expected = {
         "by_recall.py": {"recall", "f1", "accuracy"},
         "by_cost.py": {"minutes_lost", "accuracy"},
+        "dishes.py": {"f1", "precision", "recall", "f1_macro", "token_accuracy"},
     }
     assert set(run.headline) == expected.get(name, {"accuracy", "f1"})
     notes = " ".join(run.manifest.data.notes)

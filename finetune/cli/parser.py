@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from finetune.errors import UserError, suggestion
-from finetune.recipe import ImageRecipe, TextRecipe
+from finetune.recipe import ImageRecipe, TextRecipe, TokenRecipe
 from finetune.runtime.formats import QUOTING
 
 #: What a subcommand returns: what ``--json`` prints, with a ``status`` if that is not 0.
@@ -57,10 +57,13 @@ class Parser(argparse.ArgumentParser):
         )
         self.verb = verb.__name__
         help_texts = dict(flags)
-        fields = {**ImageRecipe.__dataclass_fields__, **TextRecipe.__dataclass_fields__}
+        fields: dict[str, Any] = {}
+        for recipe in (ImageRecipe, TokenRecipe, TextRecipe):  # the last has the help of all tasks
+            fields |= recipe.__dataclass_fields__
         for name in reading:
             metadata = fields[name].metadata
             values = {"csv_quoting": "|".join(QUOTING), "drop_invalid": ""}
+            values["tag_scheme"] = "auto|iob2|iob1|iobes|plain"
             form = f"--{name} {values.get(name, metadata.get('metavar', 'VALUE'))}".rstrip()
             help_texts[form] = metadata["help"].partition(" (unset")[0]
             if not name.startswith("dataset_"):

@@ -223,6 +223,8 @@ def evaluate(words: Sequence[str]) -> Answer:
     reading = [
         *READING,
         "label_column",
+        "token_column",
+        "tag_scheme",
         "label_separator",
         "label_map",
         "drop_invalid",

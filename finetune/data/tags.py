@@ -28,8 +28,8 @@ from finetune.data import prediction_columns, targets, words
 from finetune.data.columns import describe_columns, require_columns
 from finetune.data.comma_list import join_values
 from finetune.data.labels import list_names, natural_key, parse_list
-from finetune.data.targets import OUTSIDE, refuse_or_drop
-from finetune.errors import Findings, UserError, counted
+from finetune.data.targets import OUTSIDE, refuse_or_drop, report_rows
+from finetune.errors import Findings, UserError
 
 AUTO = "auto"
 #: The column of Prodigy that says whether a person has accepted the row.
@@ -94,7 +94,7 @@ class TagReader:
         renames: The new names of types or tags, by their names in the data.
         drop_invalid: Whether rows with an invalid label are left out; otherwise they are errors.
         names: All names of tags and types in the data that were read.
-        padded: The number of spans with blanks at the beginning or end.
+        padded: Whether each row whose spans were read has one with blanks at its beginning or end.
     """
 
     text: str
@@ -104,7 +104,7 @@ class TagReader:
     renames: Mapping[str, str]
     drop_invalid: bool
     names: set[str] = field(default_factory=set)
-    padded: int = 0
+    padded: list[bool] = field(default_factory=list)
 
     def read(self, dataset: DatasetDict, report: Findings) -> tuple[DatasetDict, str, str]:
         """Return the splits with ``text`` and ``label`` instead of the columns that these are read
@@ -134,18 +134,28 @@ class TagReader:
         items = {}
         tags: set[str] = set()
         for split, rows in dataset.items():
+            self.padded.clear()
             items[split], invalid = _parse(rows, column, labels, parse)
             for description, positions in invalid.items():
                 fix = "correct them, or leave them out: --drop_invalid"
                 refuse_or_drop(report, description, fix, positions, rows, split, self.drop_invalid)
+            padded = list(itertools.compress(items[split], self.padded))
+            report_rows(
+                report,
+                "padded_spans",
+                "with blanks at the beginning or end of a span",
+                "the blanks are left out",
+                padded,
+                rows,
+                split,
+                severity="info",
+                suspects=[[]],
+            )
             for *_, tags_of_row in items[split].values():
                 tags.update(tags_of_row)
         if have_spans:
             _refuse_halves(self.names - self.renames.keys(), report, have_spans=True)
         self._warn_of_outside(have_spans, report)
-        if self.padded:
-            spans = counted(self.padded, "span")
-            report.info(f"{spans} with blanks at the beginning or end: the blanks are left out")
         if not self.drop_invalid:
             report.raise_errors()
         types = sorted({tag[2:] for tag in tags if tag != OUTSIDE}, key=natural_key)
@@ -156,8 +166,7 @@ class TagReader:
             report.warning(f"{flag}: the column '{column}' has numbers only, instead of words")
         splits = DatasetDict()
         for split, rows in dataset.items():
-            rows = rows.remove_columns([labels, column])
-            splits[split] = _encode(rows, items[split], types)
+            splits[split] = _encode(rows, column, labels, items[split], types)
         return splits, labels, reason
 
     def _warn_of_outside(self, have_spans: bool, report: Findings) -> None:
@@ -305,6 +314,7 @@ class TagReader:
             raise Invalid("without a list of spans ([] is no entity)")
         places = words.split_words(value)
         tags = [OUTSIDE] * len(places)
+        is_padded = False
         for span in labels:
             start, end, label = split_span(span)
             name = self._rename(label)
@@ -314,9 +324,10 @@ class TagReader:
                     f"{start} to {end}",
                 )
             content = value[start:end].strip()
-            self.padded += content != value[start:end]
+            is_padded = is_padded or content != value[start:end]
             start += value[start:end].find(content)
             _add_span(tags, places, start, start + len(content), name, repr(content))
+        self.padded.append(is_padded)
         return value, places, tags
 
 
@@ -485,15 +496,23 @@ def _parse(
     return items, invalid
 
 
-def _encode(rows: Dataset, items: Mapping[int, Tagged], types: Sequence[str]) -> Dataset:
-    """Return the rows that have items, with the columns ``text`` and ``label``."""
+def _encode(
+    rows: Dataset,
+    column: str,
+    labels: str,
+    items: Mapping[int, Tagged],
+    types: Sequence[str],
+) -> Dataset:
+    """Return the rows that have items, with ``text`` and ``label`` instead of two columns."""
     numbers = {name: number for number, name in enumerate(tag_names(types))}
-    texts, labels = [], []
+    texts, encoded = [], []
     for text, places, tags in items.values():
         texts.append(text)
-        labels.append(words.label_words(places, map(numbers.__getitem__, tags)))
-    rows = rows.select(list(items)).add_column("text", texts, feature=Value("string"))
-    return rows.add_column("label", labels, feature=feature(types))
+        encoded.append(words.label_words(places, map(numbers.__getitem__, tags)))
+    # one by one: without a column there would be no rows
+    rows = rows.select(list(items)).remove_columns(column)
+    rows = rows.add_column("text", texts, feature=Value("string"))
+    return rows.remove_columns(labels).add_column("label", encoded, feature=feature(types))
 
 
 def split_span(span: Any) -> Span:

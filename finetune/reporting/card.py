@@ -3,6 +3,7 @@
 It is made to be shared: it has no local path and nothing that quotes the data, as notes may.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from finetune.data.comma_list import split_values
 from finetune.errors import counted
+from finetune.predicting.files import TOKENIZER
 from finetune.recipe.run import Run
 from finetune.reporting import tables
 from finetune.runs.records import Manifest
@@ -118,9 +120,10 @@ def _source(run: Run) -> str:
 def _code(run: Run) -> str:
     """Return code that uses the model: ``pipeline()`` if it reads inputs as the training did."""
     options = run.manifest.options
-    if run.kind.labels_words:
+    if run.kind.labels_words and _splits_words(run):
         return (
             "from transformers import pipeline\n\n"
+            "# of a text above max_length it reads the start; finetune.predict_file() reads all\n"
             f'label = pipeline("token-classification", model="{run.path.name}", '
             'aggregation_strategy="first")'
         )
@@ -136,6 +139,15 @@ def _code(run: Run) -> str:
         "from transformers import pipeline\n\n"
         f'classify = pipeline("{kind}-classification", model="{run.path.name}"{arguments})'
     )
+
+
+def _splits_words(run: Run) -> bool:
+    """Return whether the tokenizer of a run splits texts into words as the toolkit does."""
+    path = run.path / TOKENIZER
+    if not path.is_file():
+        return False
+    name: str = json.loads(path.read_text(encoding="utf-8"))["model"]["type"]
+    return name == "WordPiece"
 
 
 def provenance(manifest: Manifest) -> dict[str, str]:

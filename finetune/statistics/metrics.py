@@ -278,7 +278,31 @@ def score_counts(
     }
 
 
+def score_entities(
+    correct: np.ndarray, true: np.ndarray, predicted: np.ndarray
+) -> dict[str, list[Estimate]]:
+    """Return precision, recall and F1 of each type of entities, or of those of each part of the
+    rows, with intervals over rows: several entities of one row are often missed together.
+
+    The arguments are replicates of how many are correctly predicted, true and predicted, float64,
+    shape ``(1 + groups, types)``.
+    """
+    scores: dict[str, list[Estimate]] = {}
+    parts = {"precision": predicted, "recall": true, "f1": (true + predicted) / 2}
+    for name, total in parts.items():
+        values = np.divide(correct, total, out=np.zeros_like(correct), where=total > 0)
+        scores[name] = []
+        for replicates, hits, count in zip(values.T, correct[0], total[0], strict=True):
+            limit = max(1.0, count)
+            if min(hits, count - hits) >= MIN_WRONG_ROWS:
+                limit = math.inf
+            scores[name].append(estimates.estimate(replicates, SHARE, limit))
+    return scores
+
+
 def _score_classes(rows: Any) -> dict[str, list[Estimate]]:
+    if rows.kind == "entities":
+        return score_entities(*rows.tallies)
     return score_counts(*(sums[0] for sums in rows.tallies))
 
 

@@ -5,7 +5,7 @@ the calibration of probabilities, and fit temperature and thresholds on validati
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from scipy.special import chdtri, expit, log_softmax
 
 from finetune.statistics.entities import ScoredEntities
 from finetune.statistics.estimates import Estimate, share
-from finetune.statistics.metrics import METRICS, score_counts
+from finetune.statistics.metrics import METRICS, score_entities
 from finetune.statistics.scored import ScoredLabels, ScoredRows, slices
 
 _BINS = 15  # of the calibration
@@ -149,36 +149,40 @@ def entity_slices(
         For each slice ``name``, ``entities``, the labelled ones, scores by name, and ``lower``:
         whether the interval of its F1, or of its recall if it has no F1, is below that of all rows.
     """
-    is_seen = np.array(list(itertools.chain.from_iterable(seen)), dtype=bool)
-    columns = []
-    for entities in (rows.predicted[rows.is_right], rows.labels, rows.predicted):
-        columns.append(np.bincount(entities[:, 0], minlength=len(rows)))
-    counts = pd.DataFrame(columns).T
-    overall = score_counts(*counts.sum().to_numpy()[:, None])
+    overall = score_entities(*(sums.sum(axis=1, keepdims=True) for sums in rows.tallies))
 
-    def describe(name: str, entities: int, scores: dict[str, Estimate]) -> dict[str, Any]:
-        *_, score = scores
-        is_lower = scores[score].high < overall[score][0].value
-        facts: dict[str, Any] = {"name": name, "entities": entities, "lower": is_lower}
-        return facts | {name: asdict(value) for name, value in scores.items()}
+    def describe(
+        names: Iterable[str], counts: Sequence[np.ndarray], scores: Sequence[str]
+    ) -> Iterator[dict[str, Any]]:
+        estimates = score_entities(*counts)
+        for number, name in enumerate(names):
+            facts: dict[str, Any] = {"name": name, "entities": int(counts[1][0, number])}
+            for score in scores:
+                estimate = estimates[score][number]
+                facts[score] = asdict(estimate)
+                facts["lower"] = estimate.high < overall[score][0].value  # of the last score
+            yield facts
 
+    is_new = ~np.array(list(itertools.chain.from_iterable(seen)), dtype=bool)
+    labelled = rows.tally(rows.labels[:, 0], is_new, 2)
+    hits = rows.tally(rows.labels[rows.is_found, 0], is_new[rows.is_found], 2)
+    names = ["entities of the training rows", "other entities"]
     known: list[dict[str, Any]] = []
-    for name, mask in (("entities of the training rows", is_seen), ("other entities", ~is_seen)):
-        if mask.any():
-            entities = int(mask.sum())
-            recall = share(int(rows.is_found[mask].sum()), entities)
-            known.append(describe(name, entities, {"recall": recall}))
+    for facts in describe(names, [hits, labelled, labelled], ["recall"]):
+        if facts["entities"]:
+            known.append(facts)
     parts: list[dict[str, Any]] = []
     for slice_of_row in _slice_names(tokens, table):
-        for part, sums in counts.groupby(slice_of_row.to_numpy(), sort=False).sum().iterrows():
-            entities = int(sums[1])
-            if _MIN_IN_SLICE <= entities < len(rows.labels):
-                scores = score_counts(*sums.to_numpy()[:, None])
-                parts.append(
-                    describe(
-                        str(part), entities, {score: values[0] for score, values in scores.items()}
-                    )
-                )
+        codes, slices_of_rows = pd.factorize(slice_of_row)
+        counts = []
+        for entities in (rows.predicted[rows.is_right], rows.labels, rows.predicted):
+            numbers = entities[:, 0]
+            # the first column has rows without a value
+            sums = rows.tally(numbers, codes[numbers] + 1, len(slices_of_rows) + 1)
+            counts.append(sums[:, 1:])
+        for facts in describe(slices_of_rows, counts, ["precision", "recall", "f1"]):
+            if _MIN_IN_SLICE <= facts["entities"] < len(rows.labels):
+                parts.append(facts)
     return known + sorted(parts, key=lambda facts: float(facts["f1"]["value"]))[:most]
 
 

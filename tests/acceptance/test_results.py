@@ -689,6 +689,58 @@ def test_intervals_contain_the_true_value(single_label_run: finetune.Run) -> Non
         assert 0.92 <= count / 400 <= 0.985, (name, count)
 
 
+@pytest.mark.slow
+@pytest.mark.contract("E2", "E12")
+def test_intervals_of_entities_contain_the_true_value(entity_run: finetune.Run) -> None:
+    """In 400 simulated sets of 100 sentences, each with a chance that its predictions are right."""
+    generator = np.random.default_rng(0)
+    sentences = [words for words, _ in data.entity_sentences(1500, seed=8)]
+    texts = [" ".join(words) for words in sentences]
+    predictions = finetune.predict(entity_run, texts, precision="fp32")["entities"]
+    is_right = generator.choice([0.6, 0.98], size=len(texts))
+    sums = {name: np.zeros(3) for name in ("dish", "place")}  # right, true, predicted entities
+    right_words = 0.0
+    for words, chance, entities in zip(sentences, is_right, predictions, strict=True):
+        right_words += len(words)
+        for entity in entities:
+            other = {"dish": "place", "place": "dish"}[entity["label"]]
+            sums[entity["label"]] += chance, chance, 1
+            sums[other][1] += (1 - chance) / 2
+            length = len(" ".join(words)[entity["start"] : entity["end"]].split())
+            right_words -= length * (1 - chance)
+    right, true, predicted = sum(sums.values())
+    of_types = {name: 2 * hits / (a + b) for name, (hits, a, b) in sums.items()}
+    truth = {
+        "precision": right / predicted,
+        "recall": right / true,
+        "f1": 2 * right / (true + predicted),
+        "f1_macro": float(np.mean(list(of_types.values()))),
+        "token_accuracy": right_words / sum(map(len, sentences)),
+        **of_types,
+    }
+    hits = dict.fromkeys(truth, 0)
+    for _ in range(400):
+        rows = []
+        for number in generator.integers(len(texts), size=100):
+            spans = []
+            for entity in predictions[number]:
+                place = {"start": entity["start"], "end": entity["end"]}
+                draw = generator.random()
+                if draw < is_right[number]:
+                    spans.append({**place, "label": entity["label"]})
+                elif draw < (1 + is_right[number]) / 2:
+                    other = {"dish": "place", "place": "dish"}[entity["label"]]
+                    spans.append({**place, "label": other})
+            rows.append({"text": texts[number], "spans": spans})
+        statistics = finetune.evaluate(entity_run, rows).statistics
+        assert statistics is not None
+        for name, value in truth.items():
+            interval = statistics.metrics.get(name) or statistics.classes[name]["f1"]
+            hits[name] += interval["low"] <= value <= interval["high"]
+    for name, count in hits.items():
+        assert 0.92 <= count / 400 <= 0.985, (name, count)
+
+
 # ---- E3 ------------------------------------------------------------------------------------------
 
 

@@ -1076,6 +1076,10 @@ def test_the_documented_families_are_those_tested() -> None:
     listed = re.findall(r"^\| ([\w-]+) \| \w+ForSequenceClassification", page, re.MULTILINE)
     assert sorted(listed) == sorted(FAMILIES)
     assert len(listed) >= 20
+    contract = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
+    assert f"| B5 | the {len(listed)} model families" in contract
+    assert f"| B5 | {len(listed) - len(FAST)} of the {len(listed)} families |" in contract
+    assert f"export of {len(listed) - 1} of the {len(listed)} families" in contract
 
 
 # ---- B6: metrics, the best model, early stopping -------------------------------------------------

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shlex
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from transformers import Trainer as StockTrainer
 import finetune
 from tests.acceptance import data
 from tests.acceptance.conftest import LENGTH, TRAINING, Finished, flags, user_error
+from tests.conftest import ROOT
 
 Cli = Callable[..., Finished]
 
@@ -187,6 +190,17 @@ def test_invalid_rows_are_left_out_and_a_type_of_the_test_file_is_named(tmp_path
     assert labelled_words(recipe.source["train"]) == [ANN]
     with user_error("test data has labels", "'ORG'", "line 1"):
         _ = recipe.splits
+
+
+@pytest.mark.contract("B9", "C3")
+def test_blanks_around_spans_are_reported_with_their_lines(tmp_path: Path) -> None:
+    padded = {"text": "Ann  Lee", "spans": [[0, 4, "PER"], [3, 8, "PER"]]}
+    rows = [SEVEN, padded, SEVEN | {"spans": [[0, 6, "PER"]]}, SEVEN, padded | {"text": "Bob  Lee"}]
+    recipe = Entities(dataset=str(write(tmp_path / "a.jsonl", rows)), drop_invalid=True)
+    _ = recipe.source
+    (sentence,) = [text for text in recipe.report.sentences("info") if "blanks" in text]
+    expected = "2 of 5 train rows with blanks at the beginning or end of a span: lines 2, 5; "
+    assert sentence == f"{expected}the blanks are left out"
 
 
 @pytest.mark.contract("B9", "C5")
@@ -496,6 +510,30 @@ def test_other_data_is_evaluated(entity_run: finetune.Run, sentences: Path, tmp_
         finetune.evaluate(entity_run, str(write(tmp_path / "other.jsonl", rows)))
 
 
+@pytest.mark.contract("E5", "E12", "A12")
+def test_columns_and_scheme_of_other_data_are_flags_of_evaluate(
+    entity_run: finetune.Run, tmp_path: Path, cli: Cli
+) -> None:
+    """Neighbours of one type are two entities in IOB2, and one in types without prefixes."""
+    words = SENTENCE.split()
+    expected = set(spans(finetune.predict(entity_run, [SENTENCE], precision="fp32")["entities"][0]))
+    assert (16, 24, "place") in expected
+    tags = ["O"] * len(words)
+    tags[3:5] = ["B-place", "B-place"]  # cellar, 7
+    path = write(tmp_path / "rows.jsonl", [{"tokens": ["x"], "mine": words, "ner_tags": tags}])
+    data_and_words = ["--data", path, "--token_column", "mine"]
+    for scheme, found in (("iob2", 0), ("plain", 1)):
+        typed = [*data_and_words, "--tag_scheme", scheme, "--json"]
+        if scheme == "plain":
+            typed += ["--label_map", "B-place=place"]
+        answer = json.loads(cli("evaluate", entity_run.path, *typed).succeeded().stdout)
+        assert answer["metrics"]["precision"] == pytest.approx(found / len(expected))
+    cli("evaluate", entity_run.path, *data_and_words, "--tag_scheme", "iob").refused(
+        "'iob'", "plain"
+    )
+    cli("evaluate", entity_run.path, "--data", path).refused("with more words than tags")
+
+
 @pytest.mark.contract("E12", "E7", "F5")
 def test_the_report_marks_the_words(
     entity_run: finetune.Run, copy_run: Callable[[finetune.Run], finetune.Run]
@@ -520,6 +558,22 @@ def test_the_report_marks_the_words(
 def test_a_run_is_compared(entity_run: finetune.Run) -> None:
     comparison = finetune.compare([entity_run, entity_run])
     assert comparison.differences[0]["f1"]["value"] == 0
+
+
+@pytest.mark.contract("B9", "C9")
+def test_the_page_of_words_has_the_output_of_check(
+    bert: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its script writes a row with a mistake, which `check` prints as the page does."""
+    page = (ROOT / "docs" / "words.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    command, error = re.findall(r"    python -m finetune (check .*)\n((?:    .*\n)+)", page)[0]
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    exec(script, {})
+    result = cli(*shlex.split(command.replace("embedded:minilm", str(bert))))
+    assert result.status == 2
+    assert textwrap.dedent(error) in result.stdout
 
 
 @pytest.mark.contract("B9", "C9")

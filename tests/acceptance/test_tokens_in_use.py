@@ -14,16 +14,18 @@ import onnxruntime
 import pandas as pd
 import pytest
 import tokenizers
+import torch
 from fastapi.testclient import TestClient
 from huggingface_hub import ModelCard
 from scipy.special import softmax
-from transformers import pipeline
+from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
 import finetune
 from tests.acceptance.conftest import LENGTH, Finished, user_error
 from tests.acceptance.test_export import OTHER as OTHER_TEXTS
 from tests.acceptance.test_push import EXPORT, SENT, server  # noqa: F401
 from tests.acceptance.test_tokens import chunks, short_rows, spans
+from tests.families import FAMILIES, write
 from tests.hub import Hub
 
 Cli = Callable[..., Finished]
@@ -139,6 +141,62 @@ def test_frames_with_missing_rows_in_processes(exported_entities: finetune.Run) 
             predictor(batch)
     with user_error("all_probabilities: the model predicts entities"):
         predictor([SENTENCE], all_probabilities=True)
+
+
+#: Byte-level BPE, and a Unigram model of SentencePiece; others are slow. BART has no such head.
+FAST = ("roberta", "xlm-r")
+WORD_PIECE = ("bert", "distilbert", "electra", "mpnet")
+OTHER_FAMILIES = [
+    pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
+    for name in FAMILIES
+    if name != "bart"
+]
+
+
+@pytest.mark.contract("B5", "B9", "H1", "E12")
+@pytest.mark.usefixtures("one_thread", "without_report")
+@pytest.mark.parametrize("family", OTHER_FAMILIES)
+def test_a_family_labels_words(family: str, tmp_path: Path) -> None:
+    """Each word is read as after a blank; an export answers as its run and as the library."""
+    rows = []
+    for number in range(60):
+        word = ("awful", "dull", "bland", "great", "lovely", "fine")[number % 6]
+        text = f"the food of place {number}, ({word}) and {word}!"
+        end = text.index(",")
+        rows.append({"text": text, "spans": [{"start": 12, "end": end, "label": "place"}]})
+    run = finetune.train(
+        "tokens", dataset=rows, model=str(write(family, tmp_path / "base")), head="random",
+        max_length=48, max_steps=2, global_batch_size=16, learning_rate=1e-8, precision="fp32",
+        baseline=False, disable_tqdm=True, output_dir=str(tmp_path / "run"),
+    )  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(run.path)
+    model = AutoModelForTokenClassification.from_pretrained(run.path).eval()
+    texts = run.predictions["text"].tolist()
+    assert len(texts) == 12
+    predicted = finetune.predict(run, texts, precision="fp32")["entities"]
+    assert sum(map(len, predicted)) > 12
+    for text, entities in zip(texts, predicted, strict=True):
+        words = list(re.finditer(r"\w+|[^\w\s]", text))
+        encoded = tokenizer([w[0] for w in words], is_split_into_words=True, return_tensors="pt")
+        with torch.no_grad():
+            ids = model(**encoded).logits[0].argmax(dim=-1).tolist()
+        places = [encoded.word_ids().index(number) for number in range(len(words))]
+        found = chunks([run.labels[ids[place]] for place in places])
+        expected = [(words[a].start(), words[b - 1].end(), kind) for kind, a, b in found]
+        assert spans(entities) == sorted(expected)
+    card = (run.path / "README.md").read_text(encoding="utf-8")
+    assert ("pipeline(" in card) == (family in WORD_PIECE)
+    assert ("import finetune" in card) == (family not in WORD_PIECE)
+    if family in ("longformer", "xlnet"):
+        with pytest.raises(finetune.UserError, match=r"torch.onnx cannot export models of the .*'"):
+            finetune.export(run)
+        return
+    predictor = finetune.Predictor(finetune.export(run).path)
+    assert_same_entities(predictor(texts)["entities"], predicted)
+    words_of_texts = [re.findall(r"\w+|[^\w\s]", text) for text in texts]
+    lists = finetune.predict(run, pd.DataFrame({"tokens": words_of_texts}), precision="fp32")
+    assert_same_entities(predictor(words_of_texts)["entities"], lists["entities"])
+    assert [len(cell) for cell in lists["entities"]] == [len(cell) for cell in predicted]
 
 
 #: A recipe whose exported model answers otherwise than in the run, and one with its own windows.

@@ -765,11 +765,14 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 @pytest.fixture
 def train(cli: Cli, faulty: dict[str, str]) -> Train:
-    """Return a function that trains the recipe `faulty.py` in this process with a fault."""
+    """Return a function that trains the recipe `faulty.py`, or another one of its kind, in this
+    process with a fault.
+    """
 
     def run(
         output_dir: Path, *words: object, fault: str = "",
         environment: dict[str, str] | None = None, ignored: int | None = None,
+        recipe: Path = FAULTY,
     ) -> Finished:  # fmt: skip
         typed = [*flags(**faulty), "--output_dir", output_dir, *words]
         handlers = {
@@ -778,7 +781,7 @@ def train(cli: Cli, faulty: dict[str, str]) -> Train:
         }
         with mock.patch.dict(os.environ, {"FAULT": fault, **(environment or {})}):
             try:
-                return cli(FAULTY, *typed)
+                return cli(recipe, *typed)
             finally:
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
