@@ -34,7 +34,10 @@ def outputs(model: Any) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize(
+    "family",
+    ["bert", "roberta", "xlm-r", "distilbert", "electra", "deberta-v2", "deberta-v3"],
+)
 def test_one_more_layer_returns_the_mean_of_the_states_without_padding(family: str) -> None:
     model = tiny(family, 3)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])

@@ -51,7 +51,7 @@ def cut(model: PreTrainedModel, count: int | None) -> PreTrainedModel:
         raise UserError(f"{flag}: expected at most {total}, the model has {total} layers")
     numbers = np.linspace(0, total - 1, count).round().astype(int).tolist()
     try:
-        stack = _find_stack(model, total)
+        stack = find_stack(model, total)
         for name, value in text.to_dict().items():
             if isinstance(value, (list, tuple)) and len(value) == total:
                 setattr(text, name, [value[number] for number in numbers])
@@ -83,7 +83,7 @@ def cut(model: PreTrainedModel, count: int | None) -> PreTrainedModel:
     return smaller
 
 
-def _find_stack(model: Module, total: int) -> str:
+def find_stack(model: Module, total: int) -> str:
     """Return the name of the list of all layers of a model."""
     names: list[str] = []
     for name, module in model.named_modules():

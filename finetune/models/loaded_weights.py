@@ -6,7 +6,7 @@ modeling, are normal: they are trained, also with ``--adapter`` and ``--freeze``
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,18 +31,21 @@ class LoadedWeights:
         unused: Weights of the checkpoint that the model does not have.
         has_new_head: Whether the last layer was created by loading.
         layers: A sentence about the layers that are kept; empty if all are.
+        identity: Weights that are new, and not random: the layer returns its inputs.
     """
 
     new: frozenset[str] = frozenset()
     unused: frozenset[str] = frozenset()
     has_new_head: bool = False
     layers: str = ""
+    identity: Set[str] = frozenset()
 
     def notes(self) -> list[str]:
         """Return sentences about layers that are left out, new weights and unused weights."""
         sentences = [self.layers] if self.layers else []
-        if self.new:
-            sentences.append(f"new weights, trained from random values: {_modules(self.new)}")
+        random = self.new - self.identity
+        if random:
+            sentences.append(f"new weights, trained from random values: {_modules(random)}")
         if self.unused:
             sentences.append(
                 f"weights of the checkpoint that are not used: {_modules(self.unused)}"

@@ -215,7 +215,9 @@ def add_validation_rows(
 def _hardly_differ(features: np.ndarray) -> bool:
     """Return whether a linear model of features would have very large weights."""
     spread = np.linalg.norm(features - features.mean(axis=0))
-    return bool(spread < _MIN_SPREAD * np.linalg.norm(features))
+    # without what is added to all of them, such as the bias before a ReLU
+    length = np.linalg.norm(features - features.mean())
+    return bool(spread <= _MIN_SPREAD * length)
 
 
 def _class_weights(

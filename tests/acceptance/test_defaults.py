@@ -26,6 +26,7 @@ from transformers import (
     BertModel,
     BertTokenizer,
     ViTImageProcessorPil,
+    pipeline,
 )
 
 import finetune
@@ -148,6 +149,41 @@ def test_where_rows_are_few_the_head_starts_from_the_mean_of_the_states(
     assert run.manifest.options["head"] == "mean"
 
 
+@pytest.mark.contract("G5", "E1")
+@pytest.mark.parametrize("family", ["distilbert", "electra", "deberta-v3"])
+def test_the_head_of_a_family_starts_from_the_mean_of_the_states(
+    family: str, reviews: Path, tmp_path: Path
+) -> None:
+    """The saved model, of the library and loaded by it, gives the outputs of scikit-learn's
+    regression of the means of the states of the base.
+    """
+    path = data.train_norms(write_family(family, tmp_path / "base"))
+    recipe = Text(dataset=str(reviews), model=str(path), max_length=64)
+    trainer = recipe.trainer(precision="fp32", disable_tqdm=True, output_dir="unused")
+    assert recipe.resolved_options()["head"] == "mean"
+    assert not any("trained from random values" in note for note in recipe.notes)
+    trainer.save_model(str(tmp_path / "saved"))
+    base = AutoModel.from_pretrained(path).eval()
+    answers = pipeline("text-classification", str(tmp_path / "saved"), top_k=None, device="cpu")
+    assert answers.model.config.num_hidden_layers == base.config.num_hidden_layers + 1
+    means, outputs = [], []
+    for text in recipe.splits["train"]["text"]:
+        batch = answers.tokenizer(text, return_tensors="pt", truncation=True, max_length=64)
+        with torch.inference_mode():
+            mean = base(**batch).last_hidden_state[0].mean(dim=0)
+        means.append(((mean - mean.mean()) / mean.std(correction=0)).numpy())
+        scores = {answer["label"]: answer["score"] for answer in answers(text, truncation=True)[0]}
+        outputs.append(np.log(scores["good"] / scores["bad"]))
+    activation = torch.nn.functional.relu if family == "distilbert" else torch.nn.functional.gelu
+    features = activation(torch.tensor(np.array(means)) + 2).numpy()
+    true = np.array(recipe.splits["train"]["label"][:])
+    distances = []
+    for regression in regressions(scaled(features, features), true):
+        decisions = regression.decision_function(scaled(features, features))
+        distances.append(np.abs(decisions - outputs).max() / decisions.std())
+    assert min(distances) < 0.1
+
+
 @pytest.mark.contract("G5")
 def test_the_head_of_many_classes_starts_with_the_score_of_its_note(
     pretrained_bert: Path, tmp_path: Path
@@ -210,9 +246,9 @@ def test_a_mean_that_hardly_differs_leaves_the_head_random(
 def test_a_head_that_cannot_read_the_mean_is_refused(
     reviews: Path, tmp_path: Path, cli: Callable[..., Finished], vit: Path, bert: Path
 ) -> None:
-    other = write_family("distilbert", tmp_path / "distilbert")
+    other = write_family("mpnet", tmp_path / "mpnet")
     for words, message in {
-        ("text", "--model", other): "expected a model of type bert, camembert, roberta",
+        ("text", "--model", other): "expected a model of type bert, camembert, deberta-v2",
         ("text", "--model", bert, "--adapter", "lora"): "--adapter lora cannot store its layer",
         ("image", "--model", vit): "invalid choice: 'mean'",
     }.items():
