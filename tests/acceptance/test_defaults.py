@@ -32,6 +32,7 @@ from transformers import (
 import finetune
 from recipes.image import Image
 from recipes.text import Text
+from recipes.tokens import Tokens
 from tests.acceptance import data
 from tests.acceptance.conftest import Finished, Trained, flags, user_error
 from tests.acceptance.test_results import bag_of_words
@@ -671,6 +672,30 @@ def test_the_rate_is_halved_where_the_head_reads_the_mean(
         assert schedule(recipe)[0] == pytest.approx(1e-4)
         assert recipe.resolved_options()["head"] == "probe"
         assert any(note.startswith("--head mean adds no layer") for note in recipe.notes)
+
+
+@pytest.mark.contract("G5")
+def test_the_head_reads_the_mean_for_every_task_with_few_rows(
+    reviews: Path, pretrained_bert: Path
+) -> None:
+    """Not for the words of a text: each is read by itself."""
+    frame = pd.read_csv(reviews)
+    texts = frame["text"]
+    columns = {
+        "multi_label": [[label, "all"] for label in frame["label"]],
+        "regression": texts.str.len() / 7,
+        "ordinal": texts.str.len() % 3,
+    }
+    for task, labels in columns.items():
+        rows = pd.DataFrame({"text": texts, "label": labels})
+        recipe = Text(dataset=rows, model=str(pretrained_bert), max_length=64, task=task)
+        assert schedule(recipe)[0] == pytest.approx(5e-5), task
+        assert recipe.resolved_options()["head"] == "mean", task
+    words = pd.DataFrame({"tokens": texts.str.split(), "tags": texts.str.split()})
+    words["tags"] = words["tags"].map(lambda tokens: ["B-FIRST"] + ["O"] * (len(tokens) - 1))
+    recipe = Tokens(dataset=words, model=str(pretrained_bert), max_length=64)
+    assert schedule(recipe)[0] == pytest.approx(3e-4)
+    assert recipe.resolved_options()["head"] == "probe"
 
 
 @pytest.mark.contract("D2", "G5")
