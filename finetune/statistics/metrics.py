@@ -284,8 +284,10 @@ def score_entities(
     """Return precision, recall and F1 of each type of entities, or of those of each part of the
     rows, with intervals over rows: several entities of one row are often missed together.
 
-    The arguments are replicates of how many are correctly predicted, true and predicted, float64,
-    shape ``(1 + groups, types)``.
+    Args:
+        correct: Replicates of how many are predicted correctly, float64, ``(1 + groups, types)``.
+        true: Replicates of how many there are, of the same shape.
+        predicted: Replicates of how many are predicted, of the same shape.
     """
     scores: dict[str, list[Estimate]] = {}
     parts = {"precision": predicted, "recall": true, "f1": (true + predicted) / 2}
