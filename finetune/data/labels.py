@@ -188,29 +188,14 @@ def list_names(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:5]) + rest
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """The encoded labels of all splits.
-
-    Attributes:
-        feature: The feature of the column ``label``, see :mod:`finetune.data.targets`.
-        labels: The labels of each split, null for rows that are left out.
-        unmapped: Labels in ``--label_map`` that are not in the data.
-    """
-
-    feature: Any
-    labels: Mapping[str, pa.Array]
-    unmapped: Sequence[str] = ()
-
-    def added_to(self, dataset: DatasetDict) -> DatasetDict:
-        """Return ``dataset`` with the column ``label``, without rows whose label is null."""
-        splits = DatasetDict()
-        for split, rows in dataset.items():
-            labels = self.labels[split]
-            splits[split] = rows.add_column("label", labels, feature=self.feature)
-            if labels.null_count:
-                splits[split] = splits[split].select(np.flatnonzero(labels.is_valid()))
-        return splits
+def _with_labels(dataset: DatasetDict, labels: Mapping[str, pa.Array], feature: Any) -> DatasetDict:
+    """Return rows with the column ``label``, without those whose label is null."""
+    splits = DatasetDict()
+    for split, rows in dataset.items():
+        splits[split] = rows.add_column("label", labels[split], feature=feature)
+        if labels[split].null_count:
+            splits[split] = splits[split].select(np.flatnonzero(labels[split].is_valid()))
+    return splits
 
 
 def parse_truth(value: Any) -> bool | None:
@@ -228,9 +213,12 @@ def looks_printed(value: Any) -> bool:
 
 
 def encode_names(
-    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Findings
-) -> Encoded:
-    """Encode labels as class ids: one id per row, or a list of ids for ``multi_label``.
+    dataset: DatasetDict,
+    columns: Mapping[str, Sequence[LabelColumn]],
+    options: LabelOptions,
+    report: Findings,
+) -> DatasetDict:
+    """Return rows with labels as class ids: one id per row, or a list of ids for ``multi_label``.
 
     Class names are kept as written: ``00``, ``NA``, `` good``; the float 1.0 is called ``1``. If
     ``options.names`` has all classes, they take its order. Otherwise they have the order of the
@@ -238,13 +226,20 @@ def encode_names(
     An empty list, or a row of zeros, is a row without labels.
 
     Args:
+        dataset: The splits of the source, to which the column ``label`` is added.
         columns: The label columns of each split.
         options: How the labels are written.
-        report: Gets an error for each invalid column.
+        report: Gets an error for each invalid column, a warning if no label has the separator, and
+            the labels in ``--label_map`` that the data does not have.
 
     Raises:
         UserError: With the first invalid value of each column.
     """
+    if options.separator is not None:
+        values = columns["train"][0].values
+        if not any(options.separator in str(value) for value in values):
+            flag = f"--label_separator {options.separator!r}"
+            report.warning(f"{flag}: no label of the training rows has it, such as {values[0]!r}")
     by_name = {}
     for split, group in columns.items():
         if len(group) > 1:
@@ -270,10 +265,9 @@ def encode_names(
         for cell in column.values:
             ids = sorted({numbers[name] for name in cell})
             cells += [ids] if options.task == "multi_label" else ids
-        values = pa.array(cells, kind)
-        labels[split] = values.take(pa.array(column.codes, mask=column.codes < 0))
-    unmapped = sorted(options.renames.keys() - renamed.keys())
-    return Encoded(feature, labels, unmapped)
+        labels[split] = pa.array(cells, kind).take(pa.array(column.codes, mask=column.codes < 0))
+    report.facts.unmapped_labels = sorted(options.renames.keys() - renamed.keys())
+    return _with_labels(dataset, labels, feature)
 
 
 def _order_classes(
@@ -367,30 +361,6 @@ def _class_name(value: Any) -> str:  # "1" for 1.0
     return str(value)
 
 
-def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Findings) -> Dataset:
-    """Return rows of new data with the class ids of a model.
-
-    Args:
-        rows: The rows, with encoded labels.
-        names: The classes of the model.
-        split: The name of the split, for the message.
-        report: Gets the error.
-
-    Raises:
-        UserError: If the data has labels that the model does not know.
-    """
-    if not targets.are_classes(rows):
-        raise UserError("the labels of the data are numbers, but the model predicts classes")
-    numbers = match_names(rows, names, split, report, "--label_map OLD=NEW renames labels")
-    is_set = targets.is_set(rows)
-    labels: list[Any] = []
-    for value in targets.values(rows):
-        labels.append(sorted(map(numbers.get, value)) if is_set else numbers[value])
-    label = ClassLabel(names=list(names))
-    feature: Any = List(label) if is_set else label
-    return rows.remove_columns("label").add_column("label", labels, feature=feature)
-
-
 def match_names(
     rows: Dataset, names: Sequence[str], split: str, report: Findings, fix: str
 ) -> dict[int, int]:
@@ -424,11 +394,15 @@ def match_names(
 
 
 def encode_numbers(
-    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Findings
-) -> Encoded:
-    """Encode labels as float32: one number per row, or a list with a number per column.
+    dataset: DatasetDict,
+    columns: Mapping[str, Sequence[LabelColumn]],
+    options: LabelOptions,
+    report: Findings,
+) -> DatasetDict:
+    """Return rows with labels as float32: one number per row, or a list with one per column.
 
     Args:
+        dataset: The splits of the source, to which the column ``label`` is added.
         columns: The label columns of each split.
         options: How the labels are written.
         report: Gets an error for each invalid column.
@@ -476,5 +450,7 @@ def encode_numbers(
         labels[split] = lists if count > 1 else pa.array(parsed[0], from_pandas=True)
     if not options.drop_invalid:
         report.raise_errors()
-    feature = Value("float32")
-    return Encoded(feature if count == 1 else List(feature, length=count), labels)
+    feature: Any = Value("float32")
+    if count > 1:
+        feature = List(feature, length=count)
+    return _with_labels(dataset, labels, feature)

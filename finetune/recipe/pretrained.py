@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data import ROW
 from finetune.data.comma_list import split_values
-from finetune.errors import Facts, UserError
+from finetune.errors import UserError
 from finetune.recipe.base import Recipe
 from finetune.recipe.options import ImageOptions, TextOptions, option
 
@@ -47,6 +47,7 @@ class TextRecipe(Recipe, TextOptions):
         ``texts``, their parts. Missing values raise a ``UserError``. Other columns are kept.
         """
         from finetune.data import columns, prediction_columns, tokenize
+        from finetune.data import labels as class_labels
         from finetune.tasks import kinds
 
         texts = self.columns_read()
@@ -65,13 +66,15 @@ class TextRecipe(Recipe, TextOptions):
         if self.task == kinds.AUTO:
             task, reason = kinds.decide_task(label_columns["train"], options, self.report)
             options = dataclasses.replace(options, task=task)
-        encoded = kinds.encode_labels(label_columns, options, self.report)
-        dataset = dataset.remove_columns(labels)
-        dataset = tokenize.combined(dataset, texts)
-        dataset = encoded.added_to(dataset)
+        dataset = tokenize.combined(dataset.remove_columns(labels), texts)
+        encode = class_labels.encode_names
+        if options.task == "regression":
+            encode = class_labels.encode_numbers
+        dataset = encode(dataset, label_columns, options, self.report)
         if options.task == "single_label" and self.is_ordinal(dataset["train"]):
             reason = "the classes have the order of the recipe"
-        self.report.facts = Facts(labels, encoded.unmapped, reason)
+        self.report.facts.label_columns = labels
+        self.report.facts.task_reason = reason
         return dataset
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
@@ -335,7 +338,6 @@ class ImageRecipe(Recipe, ImageOptions):
         from datasets import DatasetDict
 
         from finetune.data import columns, images, labels, prediction_columns
-        from finetune.tasks import kinds
 
         image, label = self.image_column, self.label_column
         flags = {"--image_column": [image], "--label_column": [label]}
@@ -353,9 +355,10 @@ class ImageRecipe(Recipe, ImageOptions):
             drop_invalid=self.drop_invalid,
         )
         label_columns = columns.read_label_columns(dataset, (), options, self.report)
-        encoded = kinds.encode_labels(label_columns, options, self.report)
-        self.report.facts = Facts([label], encoded.unmapped)
-        return encoded.added_to(dataset.remove_columns(label))
+        dataset = dataset.remove_columns(label)
+        dataset = labels.encode_names(dataset, label_columns, options, self.report)
+        self.report.facts.label_columns = [label]
+        return dataset
 
     def check(self) -> None:
         if self.model_config is not None:

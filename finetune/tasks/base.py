@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from finetune.data import labels as class_labels
+from finetune.data import targets
 from finetune.data.prediction_columns import LABEL, MAX_PROBABILITY_COLUMNS, probability_of
 from finetune.errors import UserError, list_first, suggestion
 from finetune.statistics import baselines, linear, metrics
@@ -107,7 +108,17 @@ class Task(ABC, Generic[S]):
         Raises:
             UserError: If the model does not have some of the labels; they are added to ``report``.
         """
-        return class_labels.match_labels(rows, self.labels, split, report)
+        if not targets.are_classes(rows):
+            raise UserError("the labels of the data are numbers, but the model predicts classes")
+        fix = "--label_map OLD=NEW renames labels"
+        numbers = class_labels.match_names(rows, self.labels, split, report, fix)
+        labels: list[Any] = []
+        for label in targets.values(rows):
+            if self.has_one_class:
+                labels.append(numbers[label])
+            else:
+                labels.append(sorted(map(numbers.__getitem__, label)))
+        return rows.remove_columns("label").add_column("label", labels, feature=self.feature)
 
     @abstractmethod
     def targets(self, labels: Any) -> np.ndarray:

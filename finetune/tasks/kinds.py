@@ -81,30 +81,6 @@ def in_order(rows: Dataset, ordered_names: Sequence[str]) -> bool:
     return len(names) >= MIN_ORDERED_CLASSES and (set(names) <= set(ordered_names) or is_ascending)
 
 
-def encode_labels(
-    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Findings
-) -> labels.Encoded:
-    """Return the labels of all splits, encoded for the task in ``options``.
-
-    Args:
-        columns: The label columns of each split.
-        options: How the labels are written; the task is decided.
-        report: Gets an error for each column that does not fit, and a warning if no label has the
-            separator.
-
-    Raises:
-        UserError: If the task does not fit the labels; lists every such column.
-    """
-    task = options.task
-    if options.separator is not None:
-        values = columns["train"][0].values
-        if not any(options.separator in str(value) for value in values):
-            flag = f"--label_separator {options.separator!r}"
-            report.warning(f"{flag}: no label of the training rows has it, such as {values[0]!r}")
-    encode = labels.encode_numbers if task == "regression" else labels.encode_names
-    return encode(columns, options, report)
-
-
 def check_order(dataset: DatasetDict, options: LabelOptions, report: Findings) -> None:
     """Raise a ``UserError`` if the task is ordinal and the order of the classes is not known."""
     names = class_names(dataset["train"])
