@@ -6,7 +6,7 @@ and finds what annotators overlooked where they tagged the same name elsewhere.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from datasets import Dataset
@@ -89,7 +89,7 @@ def check_entities(rows: Dataset, report: Findings) -> None:
 
 def _find_places(
     texts: Sequence[str],
-    labels: Sequence[Sequence[Mapping[str, int]]],
+    labels: Sequence[Sequence[words.Word]],
     spans: Sequence[Sequence[tags.Span]],
 ) -> dict[tuple[str, ...], list[tuple[int, tags.Span]]]:
     """Return by the words of an entity in which rows they are, and where: as an entity, or outside

@@ -29,6 +29,7 @@ from finetune.data.columns import describe_columns, require_columns
 from finetune.data.comma_list import join_values
 from finetune.data.labels import list_names, natural_key, parse_list
 from finetune.data.targets import OUTSIDE, refuse_or_drop, report_rows
+from finetune.data.words import Place, Word
 from finetune.errors import Findings, UserError
 
 AUTO = "auto"
@@ -58,7 +59,7 @@ _NAMES = {
     "plain": "types without prefixes",
 }
 #: A text, start and end of each word, and the IOB2 tag of each.
-Tagged = tuple[str, Sequence[tuple[int, int]], list[str]]
+Tagged = tuple[str, Sequence[Place], list[str]]
 #: First character of an entity, the one after it, and its type.
 Span = tuple[int, int, str]
 NO_SPANS = "[]"  # as a cell of ``suspects.csv``
@@ -371,7 +372,7 @@ def _refuse_halves(names: Iterable[str], report: Findings, *, have_spans: bool) 
 
 def _add_span(
     tags: list[str],
-    places: Sequence[tuple[int, int]],
+    places: Sequence[Place],
     start: int,
     end: int,
     name: str,
@@ -402,7 +403,7 @@ def _add_span(
         tags[first:last] = [f"B-{name}"] + [f"I-{name}"] * (last - first - 1)
 
 
-def spans_of(labels: Sequence[Mapping[str, int]], types: Sequence[str]) -> list[Span]:
+def spans_of(labels: Sequence[Word], types: Sequence[str]) -> list[Span]:
     """Return start, end and type of each entity of a row, from its words."""
     spans: list[Span] = []
     for word in labels:
@@ -421,9 +422,7 @@ def spans_text(spans: Iterable[Span]) -> str:
     return json.dumps(list(spans), ensure_ascii=False)
 
 
-def with_spans(
-    labels: Sequence[Mapping[str, int]], spans: Iterable[Span], types: Sequence[str]
-) -> list[dict[str, int]]:
+def with_spans(labels: Sequence[Word], spans: Iterable[Span], types: Sequence[str]) -> list[Word]:
     """Return the words of a row with the tags of other entities.
 
     Args:

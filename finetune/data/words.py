@@ -10,7 +10,7 @@ Neither ``datasets`` nor pyarrow is imported with it: an export answers without 
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ import numpy as np
 from finetune.data.encoding import COLUMN, IDS_ONLY, Columns, Windows
 from finetune.errors import UserError
 
+Place = tuple[int, int]  # the first character of a word, and the one after it
+Word = dict[str, int]  # a word of a row: its ``start``, ``end`` and ``tag``
 #: The label of tokens that have none, as in ``transformers``, and of the separator after a row.
 UNLABELLED = -100
 #: The pooling of the windows of a text whose words are labelled: each word is in one of them.
@@ -34,12 +36,12 @@ def _splitter() -> Any:
     return pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), letters])
 
 
-def split_words(text: str) -> list[tuple[int, int]]:
+def split_words(text: str) -> list[Place]:
     """Return start and end of each word of a text, in characters."""
     return [place for _, place in _splitter().pre_tokenize_str(text)]
 
 
-def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+def join_words(words: Sequence[str]) -> tuple[str, list[Place]]:
     """Return words as a text with a blank between them, and start and end of each."""
     places = []
     start = 0
@@ -49,33 +51,26 @@ def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     return " ".join(words), places
 
 
-def read_words(value: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """Return a text, or words joined to one, and start and end of each word."""
-    if isinstance(value, str):
-        return value, split_words(value)
-    return join_words(value)
-
-
-def label_words(
-    places: Sequence[tuple[int, int]], tags: Iterable[int] = itertools.repeat(0)
-) -> list[dict[str, int]]:
+def label_words(places: Sequence[Place], tags: Iterable[int] = itertools.repeat(0)) -> list[Word]:
     """Return the label of a row: start, end and tag of each word, by default 0."""
     words = zip(places, tags, strict=False)
     return [{"start": start, "end": end, "tag": tag} for (start, end), tag in words]
 
 
-def without_tags(
-    values: Sequence[str | Sequence[str]],
-) -> tuple[list[str], list[list[dict[str, int]]]]:
+def without_tags(values: Sequence[str | Sequence[str]]) -> tuple[list[str], list[list[Word]]]:
     """Return the text of each value, a text or words, and its words outside of every entity."""
     texts, labels = [], []
-    for text, places in map(read_words, values):
+    for value in values:
+        if isinstance(value, str):
+            text, places = value, split_words(value)
+        else:
+            text, places = join_words(value)
         texts.append(text)
         labels.append(label_words(places))
     return texts, labels
 
 
-def words_in(text: str, label: Sequence[Mapping[str, int]]) -> list[str]:
+def words_in(text: str, label: Sequence[Word]) -> list[str]:
     """Return the words of a text; ``label`` has the place of each."""
     return [text[word["start"] : word["end"]] for word in label]
 

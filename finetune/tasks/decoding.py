@@ -3,7 +3,7 @@
 Only NumPy is imported: an export answers without the libraries of training.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -105,7 +105,7 @@ def confidence(outputs: np.ndarray) -> np.ndarray:
 
 def spans(
     tags: np.ndarray,
-    labels: Sequence[Sequence[Mapping[str, int]]],
+    labels: Sequence[Sequence[words.Word]],
     confidence: np.ndarray,
     types: Sequence[str],
 ) -> list[list[dict[str, Any]]]:
