@@ -5,16 +5,10 @@ from pathlib import Path
 from finetune.errors import UserError
 from finetune.runtime import hub
 
-FILES = "finetune-files"
-HASHES = "finetune-hashes"
-TOKENIZED = "finetune-tokenized"
-STATES = "finetune-states"
-MEMORY = "finetune-memory"
-TEACHERS = "finetune-teachers"
-
 
 def directory(*names: str) -> Path:
-    """Create a folder in the cache if it does not exist, and return its path.
+    """Create a folder in the cache, such as ``finetune-files``, if it does not exist, and return
+    its path.
 
     Raises:
         UserError: If the cache is not writable.

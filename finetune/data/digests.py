@@ -63,7 +63,7 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[by
     path = None
     if rows.cache_files and column == "text":  # files of images may change
         key = _stored_content(rows, stored_column(rows, column))
-        path = caches.directory(caches.HASHES) / Hasher.hash([key, normalize])
+        path = caches.directory("finetune-hashes") / Hasher.hash([key, normalize])
         with contextlib.suppress(OSError, ValueError):  # not cached, or damaged
             return list(np.load(path).tolist())
     hashes = np.zeros(len(rows), dtype="V16")

@@ -23,6 +23,7 @@ from finetune.errors import UserError
 from finetune.runtime.files import hash_file
 
 PREFIX = "memory:"
+_FOLDER = "finetune-memory"
 
 
 def is_table(data: Any) -> bool:
@@ -45,14 +46,14 @@ def store(data: Any) -> str:
     if mistakes := [split for split in map(str, splits) if not split.isidentifier()]:
         raise UserError(f"dataset: expected split names such as 'train', found {mistakes}")
     digest = hashlib.sha256()
-    parent = caches.directory(caches.MEMORY)
+    parent = caches.directory(_FOLDER)
     with tempfile.TemporaryDirectory(dir=parent, prefix=".") as directory:
         for split in sorted(splits):
             path = Path(directory, f"{split}.arrow")
             _write(path, split, splits[split])
             digest.update(split.encode() + bytes.fromhex(hash_file(path)))
         name = digest.hexdigest()[:16]
-        stored = caches.directory(caches.MEMORY, name)
+        stored = caches.directory(_FOLDER, name)
         for path in Path(directory).glob("*.arrow"):
             os.replace(path, stored / path.name)
     return PREFIX + name
@@ -64,7 +65,7 @@ def read(name: str) -> dict[str, Dataset]:
     Raises:
         UserError: If they are no longer in the cache.
     """
-    directory = caches.directory(caches.MEMORY) / name.removeprefix(PREFIX)
+    directory = caches.directory(_FOLDER) / name.removeprefix(PREFIX)
     splits = {}
     with contextlib.suppress(pa.ArrowException, OSError):  # damaged or deleted
         for path in sorted(directory.glob("*.arrow")):

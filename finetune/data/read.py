@@ -139,7 +139,7 @@ def existing(name: str) -> Path:
 
 def _copy_of(state: tuple[str | int, ...], options: ReadOptions) -> Path:
     key = hashlib.sha256(repr((state, options, _VERSION)).encode()).hexdigest()[:24]
-    return caches.directory(caches.FILES) / f"{key}.arrow"
+    return caches.directory("finetune-files") / f"{key}.arrow"
 
 
 def _state(path: Path) -> tuple[str | int, ...]:

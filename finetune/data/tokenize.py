@@ -108,7 +108,7 @@ def tokenize(
         if not rows.cache_files and len(rows) <= _FEW:
             tokenized[split] = _map(rows, encode, work, keep_in_memory=True, **options)
             continue
-        directory = caches.directory(caches.TOKENIZED, key)
+        directory = caches.directory("finetune-tokenized", key)
         count = min(processes or cpu_count(), -(-len(rows) // _FEW))
         num_proc = count if count > 1 else None  # with 1, `map` would start a process
         options |= dict(num_proc=num_proc, cache_file_name=f"{directory}/rows.arrow")

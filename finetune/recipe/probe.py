@@ -366,7 +366,7 @@ class _Encoder:
         if "input_ids" in rows.column_names:  # as Trainer does
             names = {*inspect.signature(self._model.forward).parameters, "length"}
             rows = rows.select_columns([name for name in rows.column_names if name in names])
-        path = caches.directory(caches.STATES) / self._key(rows)
+        path = caches.directory("finetune-states") / self._key(rows)
         has_own_collator = not type(self._recipe).data_collator.__module__.startswith("finetune.")
         if has_own_collator:  # whose changes the key would not notice
             path.unlink(missing_ok=True)

@@ -181,7 +181,7 @@ class Teacher:
         import torch
 
         threads = torch.get_num_threads()  # which the model may change
-        folder = caches.directory(caches.TEACHERS, self.digest)
+        folder = caches.directory("finetune-teachers", self.digest)
         model = None
         parts = []
         for start in range(0, len(values), _PART_ROWS):
