@@ -5,7 +5,7 @@ from types import ModuleType
 from typing import Any
 
 from finetune.errors import UserError
-from finetune.rules import adapters, batch, data, labels, prediction, ranges, task
+from finetune.rules import batch, prediction, ranges, recipe, task
 from finetune.rules.options import OptionValues
 
 
@@ -15,7 +15,7 @@ def check_options(options: OptionValues) -> None:
     Raises:
         UserError: With a line for each mistake.
     """
-    _refuse((ranges, data, labels, adapters), options)
+    _refuse((ranges, recipe), options)
 
 
 def check_arguments(options: OptionValues) -> None:
