@@ -206,14 +206,11 @@ def write_mistakes(
             {
                 "split": split,
                 "text": text,
-                "label": mistake.label,
-                "suggested": mistake.suggested,
-                "probability": mistake.probability,
-                "why": mistake.why,
                 "digest": digest,
                 "user": {
                     name: user_rows[name][mistake.number].as_py() for name in user_rows.column_names
                 },
+                **mistake._asdict(),
             }
         )
     if lines:
@@ -277,10 +274,7 @@ def row_digests(rows: Dataset, column: str) -> list[str]:
     """Return the digest of each row's content; ``column`` is the column that the model reads."""
     if column != "text":
         return [f"x{digest.hex()}" for digest in digests.hash_rows(rows, column)]
-    keys: list[str] = []
-    for batch in rows.select_columns([column]).iter(1000):
-        keys += map(text_digest, batch[column])
-    return keys
+    return list(map(text_digest, rows[column][:]))
 
 
 def label_text(rows: Dataset, label: Any) -> str:
