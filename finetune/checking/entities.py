@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from datasets import Dataset
 
 from finetune.data import tags, targets, words
@@ -50,7 +51,7 @@ def check_entities(rows: Dataset, report: Findings) -> None:
         report.info(f"{message}: {list_first(few, _MAX_LISTED)}", "few_entities_of_a_type")
     contradictions: dict[int, list[_Contradiction]] = defaultdict(list)
     total = 0
-    for entity, places in _find_places(rows["text"][:], labels, spans).items():
+    for entity, places in _find_places(rows["text"][:], labels, names).items():
         frequencies = Counter(label for _, (*_, label) in places)
         label, count = frequencies.most_common(1)[0]
         if count == len(places) or count < max(_MIN_PLACES, _MIN_SHARE * len(places)):
@@ -88,9 +89,7 @@ def check_entities(rows: Dataset, report: Findings) -> None:
 
 
 def _find_places(
-    texts: Sequence[str],
-    labels: Sequence[Sequence[words.Word]],
-    spans: Sequence[Sequence[tags.Span]],
+    texts: Sequence[str], labels: Sequence[Sequence[words.Word]], types: Sequence[str]
 ) -> dict[tuple[str, ...], list[tuple[int, tags.Span]]]:
     """Return by the words of an entity in which rows they are, and where: as an entity, or outside
     of all entities; words that are a part of an entity do not count.
@@ -98,20 +97,19 @@ def _find_places(
     places: dict[tuple[str, ...], list[tuple[int, tags.Span]]] = defaultdict(list)
     words_of_rows = list(map(words.words_in, texts, labels))
     for row, label in enumerate(labels):
-        starts = {word["start"]: number for number, word in enumerate(label)}
-        ends = {word["end"]: number for number, word in enumerate(label, start=1)}
-        for span in spans[row]:
-            entity = words_of_rows[row][starts[span[0]] : ends[span[1]]]
-            places[tuple(entity)].append((row, span))
+        tags_of_row = np.array([word["tag"] for word in label])
+        for first, end, kind in words.find_entities(tags_of_row).tolist():
+            span = label[first]["start"], label[end - 1]["end"], types[kind]
+            places[tuple(words_of_rows[row][first:end])].append((row, span))
     lengths = sorted({len(entity) for entity in places if len(entity) <= _MAX_WORDS})
     for row, label in enumerate(labels):
         for length in lengths:
             for first in range(len(label) - length + 1):
                 part = label[first : first + length]
-                entity = words_of_rows[row][first : first + length]
-                if tuple(entity) in places and not any(word["tag"] for word in part):
+                entity = tuple(words_of_rows[row][first : first + length])
+                if entity in places and not any(word["tag"] for word in part):
                     span = part[0]["start"], part[-1]["end"], OUTSIDE
-                    places[tuple(entity)].append((row, span))
+                    places[entity].append((row, span))
     return places
 
 

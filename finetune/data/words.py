@@ -171,7 +171,7 @@ def _labelled(rows: Any) -> tuple[np.ndarray, np.ndarray]:
 
     labels = arrow.column(rows, "labels").combine_chunks()
     flat = np.asarray(labels.flatten(), dtype=np.int64)
-    windows = np.repeat(np.arange(len(labels)), np.asarray(labels.value_lengths()))
+    windows = np.repeat(np.arange(len(labels)), labels.value_lengths())
     is_labelled = flat != UNLABELLED
     return flat[is_labelled], windows[is_labelled]
 

@@ -30,13 +30,14 @@ def list_runs(directory: str | Path) -> dict[str, dict[str, Any]]:
         elif Manifest.exists_in(path):
             run = Run(path)
             try:
-                runs[path.name] = {"status": run.status}
+                facts: dict[str, Any] = {"status": run.status}
                 if run.manifest.not_scored:
-                    runs[path.name]["not_scored"] = run.manifest.not_scored
+                    facts["not_scored"] = run.manifest.not_scored
                 elif run.status == "finished":
-                    runs[path.name]["test"] = run.metrics.test
+                    facts["test"] = run.metrics.test
             except UserError as error:
-                runs[path.name] = {"status": "unreadable", "error": str(error)}
+                facts = {"status": "unreadable", "error": str(error)}
+            runs[path.name] = facts
     if not runs:
         raise UserError(f"list {directory}: no runs in this directory")
     return runs

@@ -173,9 +173,6 @@ def open_set(
     values = settings.values
     texts = {name: str(distribution) for name, distribution in (space or {}).items()}
     metric = str(values.metric_for_best_model).removeprefix("eval_")
-    greater_is_better = values.greater_is_better
-    if greater_is_better is None:
-        greater_is_better = not metric.endswith("loss")
     compared = {n: v for n, v in prepared.configuration.items() if n not in REPORTED_CHANGES}
     compared |= {name: getattr(values, name) for name in ("eval_strategy", "eval_steps")}
     manifest = SetManifest(
@@ -183,7 +180,7 @@ def open_set(
         recipe=settings.name,
         command=settings.command,
         metric=metric,
-        greater_is_better=greater_is_better,
+        greater_is_better=bool(settings.arguments.greater_is_better),  # resolved by the library
         configuration={n: v for n, v in compared.items() if n not in texts},
         space=texts,
     )

@@ -172,7 +172,7 @@ class MultiLabel(Task[ScoredLabels]):
         """Return the shift of each output that moves the best threshold for F1 to one half."""
         if self.thresholds == "none":
             return None
-        is_positive = np.asarray(targets, dtype=bool)
+        is_positive = targets.astype(bool)
         thresholds = np.full(len(self.labels), mistakes.fit_threshold(outputs, is_positive))
         if self.thresholds == "label":
             for index in np.flatnonzero(is_positive.sum(axis=0) >= _MIN_POSITIVES):
@@ -180,7 +180,7 @@ class MultiLabel(Task[ScoredLabels]):
         return np.asarray(-logit(np.clip(thresholds, 1e-6, 1 - 1e-6)))
 
     def decide(self, outputs: np.ndarray) -> np.ndarray:
-        return (np.asarray(outputs) > 0).astype(np.int64)
+        return (outputs > 0).astype(np.int64)
 
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         rows, labels = np.indices((4, len(self.labels)))
@@ -188,7 +188,7 @@ class MultiLabel(Task[ScoredLabels]):
         return 4 * np.where(rows < 2, targets, 1 - targets) - 2, targets  # correct, then wrong
 
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> ScoredLabels:
-        is_positive = np.asarray(labels).astype(bool)
+        is_positive = labels.astype(bool)
         return ScoredLabels(is_positive, self.labels, Probabilities(outputs, "sigmoid"))
 
     def scored_in(self, table: pd.DataFrame) -> ScoredLabels:
