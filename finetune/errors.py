@@ -58,8 +58,9 @@ class Pruned(RunError):
     status = "pruned"
 
 
-#: Returns the place of each row of a split, as a noun and a number or a file.
-FindPlaces = Callable[[str, Sequence[int]], list[tuple[str, int | str]]]
+RowPlace = tuple[str, int | str]  # a noun and a number, e.g. ("line", 3), or a file
+#: Returns the place of each row of a split.
+FindPlaces = Callable[[str, Sequence[int]], list[RowPlace]]
 Severity = Literal["error", "warning", "info"]
 
 
@@ -199,7 +200,7 @@ class Findings:
         return message
 
 
-def row_places(split: str, rows: Sequence[int]) -> list[tuple[str, int | str]]:
+def row_places(split: str, rows: Sequence[int]) -> list[RowPlace]:
     """Return the place of each row as its number, from 1; used where no file is known."""
     return [("row", row + 1) for row in rows]
 

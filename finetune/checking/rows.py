@@ -148,8 +148,7 @@ def check_deep(
     activity.say("checking words and labels")
     # a sample of many rows, limited by memory
     most = min(baselines.MAX_ROWS, baselines.MAX_SCORES // len(targets.class_names(rows)))
-    if len(rows) > most:
-        rows = rows.select(np.sort(np.random.default_rng(0).permutation(len(rows))[:most]))
+    rows = rows.select(texts.draw_rows(len(rows), most))
     _find_revealing_words(rows, column, report)
     _find_revealing_columns(rows, read, report)
     _find_suspected_labels(rows, column, report)

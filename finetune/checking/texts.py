@@ -66,7 +66,7 @@ _MIN_SUSPICIOUS_UNKNOWN, _MAX_EQUAL_SHARE = 0.05, 0.5
 _SUSPICIOUS_TRUNCATED = 0.25
 
 
-def _draw_rows(count: int, most: int) -> np.ndarray:
+def draw_rows(count: int, most: int) -> np.ndarray:
     """Return the sorted positions of at most ``most`` random rows."""
     return np.sort(np.random.default_rng(0).choice(count, min(count, most), replace=False))
 
@@ -83,7 +83,7 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
     stored = digests.stored_column(rows, "text")
     if stored not in rows.column_names or "string" not in str(rows.features[stored]):
         return
-    sample = _draw_rows(len(rows), _MAX_ROWS)
+    sample = draw_rows(len(rows), _MAX_ROWS)
     size = len(sample)
     for part, column in enumerate(columns):
         suffix = ""
@@ -122,7 +122,7 @@ def find_other_languages(rows: Dataset, column: str, report: Findings) -> None:
     """
     from py3langid import rank
 
-    positions = _draw_rows(len(rows), _LANGUAGE_SAMPLE)
+    positions = draw_rows(len(rows), _LANGUAGE_SAMPLE)
     size = len(positions)
     languages = np.full(size, "", dtype=object)  # ISO 639-1 codes, "" if unclear
     for place, text in enumerate(rows.select_columns([column]).select(positions)[column][:]):
@@ -228,7 +228,7 @@ class TokenSample:
 def sample_tokens(dataset: Dataset, encoder: Encoder) -> TokenSample:
     """Tokenize a random sample of the raw rows of a split, and return its statistics."""
     total = len(dataset)
-    rows = _draw_rows(total, _TOKEN_SAMPLE)
+    rows = draw_rows(total, _TOKEN_SAMPLE)
     read = read_by_model(dataset.select(rows))
     texts = {text if isinstance(text, str) else tuple(text) for text in read}
     unknown = encoder.tokenizer.unk_token_id

@@ -23,7 +23,7 @@ from finetune.data.files_of_splits import (
 )
 from finetune.data.prediction_columns import set_aside
 from finetune.data.read_text import ReadOptions
-from finetune.errors import Findings, UserError, row_places
+from finetune.errors import Findings, RowPlace, UserError, row_places
 from finetune.runtime import formats, hub
 
 #: ``datasets`` names the folder of a cached data set after its commit on the Hub.
@@ -119,7 +119,7 @@ class Source:
             report.info(fact)
         return number_rows(set_aside(DatasetDict(splits), [ROW]))
 
-    def find_places(self, split: str, rows: Sequence[int]) -> list[tuple[str, int | str]]:
+    def find_places(self, split: str, rows: Sequence[int]) -> list[RowPlace]:
         """Return the place of each row, e.g. ``("line", 5)``; rows in memory are named as
         ``position 0``. ``rows`` are row numbers from 0, in any order."""
         if self.kind == "memory":
@@ -129,7 +129,7 @@ class Source:
             return row_places(split, rows)
         if self.files.kind != "tables":
             return [("file", str(paths[row])) for row in rows]
-        places: dict[int, tuple[str, int | str]] = {}
+        places: dict[int, RowPlace] = {}
         start = 0
         for path in paths:
             file = read.read_file(path, self.options)
