@@ -485,6 +485,7 @@ class Recipe(RecipeOptions):
         import numpy as np
 
         from finetune.data.labels import list_names
+        from finetune.tasks.losses import class_weights
 
         if (text := self.class_weights) == "none":
             return None
@@ -492,7 +493,7 @@ class Recipe(RecipeOptions):
         has_windows = getattr(self, "windows", None) is not None
         if has_windows and not self.labels_words:  # each window has the target of its text
             targets = np.asarray(self.prepared["train"].with_format("numpy")["labels"][:])
-        weights = self.kind.class_weights(text, targets)
+        weights = class_weights(text, self.labels, targets)
         pairs = [f"{n} {weight:.4g}" for n, weight in zip(self.labels, weights, strict=True)]
         self.note(f"class weights: {list_names(pairs)}; the evaluation loss is not weighted")
         return weights

@@ -30,6 +30,7 @@ from finetune.recipe.states import States
 from finetune.runtime import activity, distributed, files, hardware
 from finetune.statistics import baselines
 from finetune.statistics.linear import LOSS_SHARE, Linear
+from finetune.tasks.losses import class_weights
 from finetune.training import steps
 from finetune.training.callbacks import explained
 
@@ -225,7 +226,7 @@ def _class_weights(
 ) -> np.ndarray | None:
     """Return the weights that a linear model of some training rows is fitted with."""
     if arguments is not None and arguments.class_sampling == "balanced":
-        return recipe.kind.class_weights("balanced", targets)
+        return class_weights("balanced", recipe.labels, targets)
     return recipe.weights
 
 

@@ -65,7 +65,7 @@ def fit_classes(
     features: np.ndarray,
     labels: np.ndarray,
     classes: int,
-    row_weights: np.ndarray | None,
+    class_weights: np.ndarray | None,
     *,
     has_bias: bool,
 ) -> Linear:
@@ -76,12 +76,15 @@ def fit_classes(
         features: Shape ``(rows, features)``.
         labels: Class ids, int64, shape ``(rows,)``. A class without rows gets the lowest bias.
         classes: The number of classes.
-        row_weights: The weight of each row in the loss, shape ``(rows,)``.
+        class_weights: The weight of the rows of each class in the loss, shape ``(classes,)``.
         has_bias: Whether the outputs have a bias, and the features may be centred.
     """
+    row_weights = None
+    if class_weights is not None:
+        row_weights = class_weights[labels]
     if classes > MAX_CLASSES_OF_REGRESSION:
-        one_hot = np.eye(classes)[labels]
-        return fit_numbers(features, _CLASS_LOGIT * one_hot, row_weights, has_bias=has_bias)
+        logits = _CLASS_LOGIT * np.eye(classes)[labels]
+        return fit_numbers(features, logits, classes, row_weights, has_bias=has_bias)
     scaled, mean, scale = _scale(features, has_bias)
     weight = np.zeros((classes, features.shape[1]))
     bias = np.zeros(classes)
@@ -100,7 +103,8 @@ def fit_classes(
 
 def fit_labels(
     features: np.ndarray,
-    is_positive: np.ndarray,
+    targets: np.ndarray,
+    labels: int,
     positive_weights: np.ndarray | None,
     *,
     has_bias: bool,
@@ -109,38 +113,47 @@ def fit_labels(
 
     Args:
         features: Shape ``(rows, features)``.
-        is_positive: Whether a row has a label, shape ``(rows, labels)``.
+        targets: 1 where a row has a label, else 0, shape ``(rows, labels)``.
+        labels: The number of labels.
         positive_weights: The weight of the positive rows of each label, shape ``(labels,)``; not
             used by ridge regression.
         has_bias: Whether the outputs have a bias, and the features may be centred.
     """
-    if is_positive.shape[1] > MAX_CLASSES_OF_REGRESSION:
-        return fit_numbers(features, _CLASS_LOGIT * (is_positive - 0.5), None, has_bias=has_bias)
+    if labels > MAX_CLASSES_OF_REGRESSION:
+        logits = _CLASS_LOGIT * (targets - 0.5)
+        return fit_numbers(features, logits, labels, None, has_bias=has_bias)
     weights, biases = [], []
-    for number, column in enumerate(is_positive.T.astype(np.int64)):
-        row_weights = None
+    for number, column in enumerate(targets.T.astype(np.int64)):
+        class_weights = None
         if positive_weights is not None:
-            row_weights = np.where(column, positive_weights[number], 1.0)
-        model = fit_classes(features, column, 2, row_weights, has_bias=has_bias)
+            class_weights = np.array([1.0, positive_weights[number]])
+        model = fit_classes(features, column, 2, class_weights, has_bias=has_bias)
         weights.append(model.weight[1] - model.weight[0])
         biases.append(model.bias[1] - model.bias[0])
     return Linear(np.array(weights), np.array(biases))
 
 
 def fit_numbers(
-    features: np.ndarray, targets: np.ndarray, row_weights: np.ndarray | None, *, has_bias: bool
+    features: np.ndarray,
+    targets: np.ndarray,
+    outputs: int,
+    row_weights: np.ndarray | None,
+    *,
+    has_bias: bool,
 ) -> Linear:
     """Return ridge regression; leave-one-out errors choose its strength.
 
     Args:
         features: Shape ``(rows, features)``.
-        targets: Shape ``(rows, outputs)``.
+        targets: Shape ``(rows, outputs)``, or ``(rows,)`` of one.
+        outputs: Their number.
         row_weights: The weight of each row in the loss, shape ``(rows,)``.
         has_bias: Whether the outputs have a bias, and the features may be centred.
     """
     from sklearn.linear_model import RidgeCV
     from threadpoolctl import threadpool_limits
 
+    targets = targets.reshape(-1, outputs).astype(np.float64)
     scaled, mean, scale = _scale(features, has_bias)
     deviation = targets.std(axis=0)
     deviation[deviation == 0] = 1

@@ -60,6 +60,8 @@ class Task(ABC, Generic[S]):
     losses: ClassVar[Mapping[str, RowLoss]]
     #: Whether each row has exactly one class. Only then do label smoothing and a temperature apply.
     has_one_class: ClassVar[bool] = False
+    #: Fits the linear model of :meth:`fit_linear`.
+    linear_fit: ClassVar[Callable[..., Linear]] = linear.fit_classes
     has_probabilities: ClassVar[bool] = False  # for each label; then bf16 is precise enough
     function: ClassVar[decoding.Function] = None  # turns outputs into probabilities
     labels_words: ClassVar[bool] = False  # then targets and outputs are those of words
@@ -149,13 +151,9 @@ class Task(ABC, Generic[S]):
         divergence = losses.divergence if self.has_one_class else losses.binary_divergence
         return divergence(logits, answers, temperature)
 
-    def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray:
-        """Return :func:`~finetune.tasks.losses.class_weights`, shape ``(labels,)``, float64."""
-        return losses.class_weights(text, self.labels, targets)
-
     def global_loss(self, row_loss: RowLoss, class_weights: np.ndarray | None) -> GlobalLoss:
         """Return the loss of a global step, from the loss of each row and the result of
-        :meth:`class_weights`. The evaluation loss is not weighted.
+        :func:`~finetune.tasks.losses.class_weights`. The evaluation loss is not weighted.
         """
         from finetune.training.steps import GlobalLoss
 
@@ -189,13 +187,12 @@ class Task(ABC, Generic[S]):
         Args:
             features: Shape ``(rows, features)``.
             targets: See :meth:`targets`.
-            class_weights: The result of :meth:`class_weights`, if any.
+            class_weights: The result of :func:`~finetune.tasks.losses.class_weights`, if any.
             has_bias: Whether the outputs may have a bias.
         """
-        row_weights = None
-        if class_weights is not None:
-            row_weights = class_weights[targets]
-        return linear.fit_classes(features, targets, self.width, row_weights, has_bias=has_bias)
+        return type(self).linear_fit(
+            features, targets, self.width, class_weights, has_bias=has_bias
+        )
 
     def scaled(self, model: torch.nn.Module) -> torch.nn.Module:
         """Prepare ``model`` for training in place, without changing its outputs, and return it.

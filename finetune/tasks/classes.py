@@ -23,7 +23,6 @@ from finetune.data.prediction_columns import (
 )
 from finetune.statistics import baselines, linear, mistakes, scored
 from finetune.statistics.baselines import BaselineData, Baselines
-from finetune.statistics.linear import Linear
 from finetune.statistics.metrics import NamedMetrics
 from finetune.statistics.results import Statistics
 from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredRows
@@ -134,6 +133,7 @@ class MultiLabel(Task[ScoredLabels]):
         "average_precision": {"average": "macro"},
     }
     losses = {"binary_cross_entropy": losses.binary_cross_entropy, "focal": losses.binary_focal}
+    linear_fit = linear.fit_labels
     has_probabilities = True
     function = "sigmoid"
 
@@ -149,16 +149,6 @@ class MultiLabel(Task[ScoredLabels]):
 
     def targets(self, labels: Any) -> np.ndarray:
         return targets.indicators(labels, len(self.labels)).astype(np.float32)
-
-    def fit_linear(
-        self,
-        features: np.ndarray,
-        targets: np.ndarray,
-        class_weights: np.ndarray | None,
-        *,
-        has_bias: bool,
-    ) -> Linear:
-        return linear.fit_labels(features, targets > 0, class_weights, has_bias=has_bias)
 
     def global_loss(self, row_loss: RowLoss, class_weights: np.ndarray | None) -> GlobalLoss:
         global_loss = super().global_loss(row_loss, None)

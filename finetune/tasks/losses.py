@@ -143,17 +143,19 @@ def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.nd
     Args:
         text: ``balanced`` or ``NAME=WEIGHT,NAME=WEIGHT``; classes not named have weight 1.
         names: The class or label names.
-        targets: Class ids of the training rows, ``(rows,)``, or 0 and 1, ``(rows, labels)``.
+        targets: Class ids of the training rows, ``(rows,)``, where a negative one is no class, or
+            0 and 1, ``(rows, labels)``.
 
     Raises:
         UserError: One line for each mistake in ``text``.
     """
-    total = len(targets)
     has_one_class = targets.ndim == 1
     if has_one_class:
+        targets = targets[targets >= 0]
         counts = np.bincount(targets, minlength=len(names))
     else:
         counts = np.count_nonzero(targets, axis=0)
+    total = len(targets)
     if text == "balanced":
         divisors = np.maximum(counts, 1)
         if has_one_class:

@@ -13,7 +13,6 @@ from finetune.data.prediction_columns import LABEL, PREDICTION, of_target
 from finetune.errors import UserError
 from finetune.statistics import baselines, linear, metrics
 from finetune.statistics.baselines import BaselineData, Baselines
-from finetune.statistics.linear import Linear
 from finetune.statistics.metrics import NamedMetrics
 from finetune.statistics.results import Statistics
 from finetune.statistics.scored import ScoredNumbers
@@ -41,6 +40,7 @@ class Regression(Task[ScoredNumbers]):
     label_kind = "numbers"
     metrics = {metric: {} for metric in ("r2", "mae", "rmse", "pearson", "spearman")}
     linear_model = "ridge regression"
+    linear_fit = linear.fit_numbers
     losses = {  # means over the targets
         "mse": lambda outputs, targets: ((outputs - targets) ** 2).mean(dim=-1),
         "mae": lambda outputs, targets: (outputs - targets).abs().mean(dim=-1),
@@ -121,17 +121,6 @@ class Regression(Task[ScoredNumbers]):
         shift = np.array(self.mean) if layer.bias is not None else np.zeros(self.width)
         head.fold(layer, self._scale(layer), shift)
         return model
-
-    def fit_linear(
-        self,
-        features: np.ndarray,
-        targets: np.ndarray,
-        class_weights: np.ndarray | None,
-        *,
-        has_bias: bool,
-    ) -> Linear:
-        numbers = targets.reshape(len(targets), -1).astype(np.float64)
-        return linear.fit_numbers(features, numbers, None, has_bias=has_bias)
 
     def scaled(self, model: torch.nn.Module) -> torch.nn.Module:
         """Make the last layer a :class:`~finetune.models.head.ScaledLinear`: it is trained with

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from finetune.errors import Findings
-    from finetune.training.steps import GlobalLoss, RowLoss
 
 #: The columns of ``predictions.parquet`` with the words of a row.
 WORDS, RIGHT_WORDS = "words", "right_words"
@@ -108,12 +107,6 @@ class Tokens(Task[ScoredEntities]):
     def places(self, targets: np.ndarray) -> Sequence[np.ndarray]:
         ends = np.flatnonzero(targets == UNLABELLED) + 1
         return np.split(np.arange(len(targets)), ends[:-1])
-
-    def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray:
-        return super().class_weights(text, targets[targets != UNLABELLED])
-
-    def global_loss(self, row_loss: RowLoss, class_weights: np.ndarray | None) -> GlobalLoss:
-        return replace(super().global_loss(row_loss, class_weights), pooling=words.POOLING)
 
     def describe_balance(self, targets: np.ndarray) -> Sequence[str]:
         counts = np.bincount(find_entities(targets)[:, 2], minlength=len(self.types))
