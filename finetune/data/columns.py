@@ -190,23 +190,20 @@ def require_labelled(dataset: DatasetDict, input_column: str, report: Findings) 
 
 
 def require_rows(
-    dataset: DatasetDict,
-    names: Sequence[str],
-    report: Findings,
-    source: Collection[str] | None = None,
+    dataset: DatasetDict, report: Findings, source: Collection[str] | None = None
 ) -> None:
     """Raise a ``UserError`` for empty splits, for training rows that all have the same label, and
     for classes that the training rows do not have.
 
     Args:
         dataset: The splits of the source, or the training, validation and test rows.
-        names: The user's names of the label columns.
-        report: Receives an error for each mistake.
+        report: Receives an error for each mistake; it has the user's names of the label columns.
         source: The names of the splits of the source; None if ``dataset`` is the source, whose
             classes may still be corrected.
     """
     dropped = [report.text(item) for item in report.findings if item.name == "dropped_rows"]
     reason = f" ({'; '.join(dropped)})" if dropped else ""
+    names = report.facts.label_columns
     train = dataset["train"]
     classes = targets.class_names(train)
     trained = targets.counts(train)
@@ -251,17 +248,16 @@ def similar_names(names: Iterable[str]) -> list[list[str]]:
     return [group for _, group in sorted(groups.items()) if len(group) > 1]
 
 
-def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Findings) -> None:
+def check_names(dataset: DatasetDict, report: Findings) -> None:
     """Report labels in ``--label_map`` that the data does not have as an error, and classes with
     :func:`similar_names` as a warning. No classes are merged.
 
     Args:
         dataset: The splits of the source, with encoded labels.
-        unmapped: The labels in ``--label_map`` that the data does not have.
-        report: Gets the findings.
+        report: Gets the findings; it has the labels in ``--label_map`` that the data does not have.
     """
     classes = targets.class_names(dataset["train"])
-    if unmapped:
+    if unmapped := report.facts.unmapped_labels:
         names = f"{list_names(unmapped)} in the data (labels: {list_names(classes)})"
         report.error(f"--label_map: no label {names}")
     counts = sum((Counter(targets.counts(rows)) for rows in dataset.values()), Counter())

@@ -352,7 +352,7 @@ class Recipe(RecipeOptions):
         require_splits(dataset, "load")
         dataset = sources.number_rows(dataset)
         columns.require_labelled(dataset, self.input_column, self.report)
-        columns.require_rows(dataset, self.report.facts.label_columns, self.report)
+        columns.require_rows(dataset, self.report)
         return dataset
 
     @functools.cached_property
@@ -365,7 +365,7 @@ class Recipe(RecipeOptions):
 
         source = self.source
         facts = self.report.facts
-        columns.check_names(source, facts.unmapped_labels, self.report)
+        columns.check_names(source, self.report)
         self.report.raise_errors()
         splits = self.split(source)
         require_splits(splits, "split", ("train", "validation", "test"))
@@ -373,7 +373,7 @@ class Recipe(RecipeOptions):
             splits, facts.corrections = corrections.apply(
                 splits, source, self.input_column, files, self.report
             )
-        columns.require_rows(splits, facts.label_columns, self.report, source)
+        columns.require_rows(splits, self.report, source)
         check_rows(source, splits, self.columns_read(), self.report)
         task = kinds.of_rows(
             splits["train"],

@@ -64,6 +64,8 @@ class Task(ABC, Generic[S]):
     linear_fit: ClassVar[Callable[..., Linear]] = linear.fit_classes
     has_probabilities: ClassVar[bool] = False  # for each label; then bf16 is precise enough
     function: ClassVar[decoding.Function] = None  # turns outputs into probabilities
+    #: The Arrow type of the first of the columns of :meth:`predicted`, if it has no numbers.
+    predicted_type: ClassVar[pa.DataType] = pa.list_(pa.string())
     labels_words: ClassVar[bool] = False  # then targets and outputs are those of words
 
     #: The names of the classes by class id, or of the targets of a regression with several targets;
@@ -284,11 +286,6 @@ class Task(ABC, Generic[S]):
         have, too.
         """
         return {}
-
-    @property
-    def predicted_type(self) -> pa.DataType:
-        """The Arrow type of the first of the columns of :meth:`predicted`, if it has no numbers."""
-        return pa.string() if self.has_one_class else pa.list_(pa.string())
 
     def predicted(
         self, outputs: np.ndarray, values: Sequence[Any], temperature: float, *, all_labels: bool

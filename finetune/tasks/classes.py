@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+from datasets import ClassLabel, List
 from scipy.special import logit
 
 from finetune.data import targets
@@ -56,11 +58,10 @@ class SingleLabel(Task[ScoredRows]):
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
     has_one_class = has_probabilities = True
     function = "softmax"
+    predicted_type = pa.string()
 
     @property
     def feature(self) -> Any:
-        from datasets import ClassLabel
-
         return ClassLabel(names=self.labels)
 
     def targets(self, labels: Any) -> np.ndarray:
@@ -143,8 +144,6 @@ class MultiLabel(Task[ScoredLabels]):
 
     @property
     def feature(self) -> Any:
-        from datasets import ClassLabel, List
-
         return List(ClassLabel(names=self.labels))
 
     def targets(self, labels: Any) -> np.ndarray:

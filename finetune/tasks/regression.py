@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from datasets import Dataset, List, Value
 
 from finetune.data import targets as data_targets
 from finetune.data.prediction_columns import LABEL, PREDICTION, of_target
@@ -22,7 +23,6 @@ from finetune.tasks.base import Columns, Task, Tell
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-    from datasets import Dataset
 
     from finetune.errors import Findings
 
@@ -74,8 +74,6 @@ class Regression(Task[ScoredNumbers]):
 
     @property
     def feature(self) -> Any:
-        from datasets import List, Value
-
         number = Value("float32")
         if self.labels:
             return List(number, length=len(self.labels))

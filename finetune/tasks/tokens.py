@@ -69,6 +69,7 @@ class Tokens(Task[ScoredEntities]):
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
     has_probabilities = True
     labels_words = True
+    predicted_type = _SPANS
     function = "softmax"
 
     @property
@@ -79,10 +80,6 @@ class Tokens(Task[ScoredEntities]):
     @property
     def feature(self) -> Any:
         return tags.feature(self.types)
-
-    @property
-    def predicted_type(self) -> pa.DataType:
-        return _SPANS
 
     def match_labels(self, rows: Dataset, split: str, report: Findings) -> Dataset:
         if not targets.is_tagged(rows):
