@@ -82,7 +82,13 @@ class Collator:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Return the batch; raise a ``UserError`` if processed images differ in size."""
-        pixels = list(map(self._pixels, rows))
+        pixels = []
+        for row in rows:
+            image = decode(row["image"])
+            if DRAWN_FROM in row:
+                image = self.augmentation(image, row[DRAWN_FROM])
+            values = self.processor(image)["pixel_values"][0]
+            pixels.append(np.asarray(values, dtype=np.float32))
         if len({image.shape for image in pixels}) > 1:
             name = type(self.processor).__name__
             raise UserError(f"{name} returns images of several sizes: expected do_resize: true")
@@ -90,9 +96,3 @@ class Collator:
             "pixel_values": torch.from_numpy(np.stack(pixels)),
             "labels": torch.tensor([row["label"] for row in rows]),
         }
-
-    def _pixels(self, row: dict[str, Any]) -> np.ndarray:
-        image = decode(row["image"])
-        if DRAWN_FROM in row:
-            image = self.augmentation(image, row[DRAWN_FROM])
-        return np.asarray(self.processor(image)["pixel_values"][0], dtype=np.float32)

@@ -155,7 +155,11 @@ def find_complete(
     """
     masks = {}
     for name in texts:
-        masks[f"text in '{name}'"] = _find_texts(rows, name)
+        has_text = np.zeros(len(rows), dtype=bool)
+        for numbers, values in arrow.pieces(rows, name):
+            cells = pc.fill_null(values.cast(pa.string()), "")
+            has_text[numbers] = pc.not_equal(pc.utf8_trim_whitespace(cells), "")
+        masks[f"text in '{name}'"] = has_text
     for column in labels:
         masks[f"label in '{column.name}'"] = column.codes >= 0
     for kind, has_value in masks.items():
@@ -168,15 +172,6 @@ def find_complete(
         targets.refuse_or_drop(report, f"without a {kind}", fix, missing, rows, split, drop_invalid)
     is_complete: np.ndarray = np.logical_and.reduce(list(masks.values()))
     return is_complete
-
-
-def _find_texts(rows: Dataset, name: str) -> np.ndarray:
-    """Return which rows have a text in a column, bool, shape ``(rows,)``."""
-    mask = np.zeros(len(rows), dtype=bool)
-    for numbers, values in arrow.pieces(rows, name):
-        texts = pc.fill_null(values.cast(pa.string()), "")
-        mask[numbers] = pc.not_equal(pc.utf8_trim_whitespace(texts), "")
-    return mask
 
 
 def require_labelled(dataset: DatasetDict, input_column: str, report: Findings) -> None:

@@ -61,13 +61,17 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[by
         normalize: Whether texts that differ in white space only have the same hash.
     """
     path = None
+    name = stored_column(rows, column)
     if rows.cache_files and column == "text":  # files of images may change
-        key = _stored_content(rows, stored_column(rows, column))
-        path = caches.directory("finetune-hashes") / Hasher.hash([key, normalize])
+        stored, places = internals.stored_rows(rows, name)
+        key = [stored.data.select([name]), places, normalize]
+        for file in stored.cache_files:
+            key.append(os.stat(file["filename"]).st_mtime_ns)
+        path = caches.directory("finetune-hashes") / Hasher.hash(key)
         with contextlib.suppress(OSError, ValueError):  # not cached, or damaged
             return list(np.load(path).tolist())
     hashes = np.zeros(len(rows), dtype="V16")
-    for numbers, values in arrow.pieces(rows, stored_column(rows, column)):
+    for numbers, values in arrow.pieces(rows, name):
         activity.advance("hashing", int(numbers[0]), len(rows))
         digests = []
         for value in values.to_pylist():
@@ -78,15 +82,6 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[by
         with contextlib.suppress(OSError), files.replacing(path) as new, new.open("wb") as file:
             np.save(file, hashes)
     return list(hashes.tolist())
-
-
-def _stored_content(rows: Dataset, column: str) -> str:
-    """Return a hash of what identifies a stored column: its files, and which of their rows."""
-    rows, places = internals.stored_rows(rows, column)
-    content = [rows.data.select([column]), places]
-    for file in rows.cache_files:
-        content.append(os.stat(file["filename"]).st_mtime_ns)
-    return str(Hasher.hash(content))
 
 
 def _content(value: Any, normalize: bool) -> bytes:

@@ -106,7 +106,7 @@ class Source:
             splits = {}
             for split, paths in self.files.files.items():
                 if self.files.kind == "tables":
-                    rows = _join_files(split, paths, self.files.root, self.options, report)
+                    rows = self._join_files(split, paths, report)
                 else:
                     rows = self._read_classes(paths)
                 splits[split] = rows
@@ -140,6 +140,41 @@ class Source:
                     places[row] = noun, file.numbers[row - start]
             start = end
         return [places[row] for row in rows]
+
+    def _join_files(self, split: str, paths: Sequence[Path], report: Findings) -> Dataset:
+        """Concatenate the rows of files, with the columns in the names of folders.
+
+        Raises:
+            UserError: If the columns or types of the files differ.
+        """
+        tables = []
+        facts: dict[str, str] = {}  # the first file of each fact
+        for path in paths:
+            file = read.read_file(path, self.options)
+            rows = file.rows
+            for name, value in folder_columns(path.relative_to(self.files.root)).items():
+                if name not in rows.column_names:
+                    rows = rows.add_column(name, [value] * len(rows), feature=Value("string"))
+                    facts.setdefault(f"the column '{name}' is in the names of folders", path.name)
+                else:
+                    facts.setdefault(f"'{name}' is read from the file, not its folder", path.name)
+            tables.append(rows)
+            for fact in file.facts:
+                facts.setdefault(fact, path.name)
+            columns = rows.column_names
+            expected = tables[0].column_names
+            if set(columns) != set(expected):
+                raise UserError(f"{path}: columns {columns}, expected {expected} as in {paths[0]}")
+        for fact, name in facts.items():
+            report.info(f"{name}: {fact}", name="reading", split=split)
+        try:
+            return datasets.concatenate_datasets(
+                [table.select_columns(expected) for table in tables]
+            )
+        except ValueError as error:
+            raise UserError(
+                f"the files of the {split} split differ in column types, write them alike: {error}"
+            ) from error
 
     def _read_classes(self, paths: Sequence[Path]) -> Dataset:
         labels, files = [], []
@@ -183,39 +218,3 @@ def number_rows(dataset: DatasetDict) -> DatasetDict:
         if ROW not in rows.column_names:
             numbered[split] = rows.add_column(ROW, np.arange(len(rows)))
     return numbered
-
-
-def _join_files(
-    split: str, paths: Sequence[Path], root: Path, options: ReadOptions, report: Findings
-) -> Dataset:
-    """Concatenate the rows of files, with the columns in the names of folders below ``root``.
-
-    Raises:
-        UserError: If the columns or types of the files differ.
-    """
-    tables = []
-    facts: dict[str, str] = {}  # the first file of each fact
-    for path in paths:
-        file = read.read_file(path, options)
-        rows = file.rows
-        for name, value in folder_columns(path.relative_to(root)).items():
-            if name not in rows.column_names:
-                rows = rows.add_column(name, [value] * len(rows), feature=Value("string"))
-                facts.setdefault(f"the column '{name}' is in the names of folders", path.name)
-            else:
-                facts.setdefault(f"'{name}' is read from the file, not its folder", path.name)
-        tables.append(rows)
-        for fact in file.facts:
-            facts.setdefault(fact, path.name)
-        columns = rows.column_names
-        expected = tables[0].column_names
-        if set(columns) != set(expected):
-            raise UserError(f"{path}: columns {columns}, expected {expected} as in {paths[0]}")
-    for fact, name in facts.items():
-        report.info(f"{name}: {fact}", name="reading", split=split)
-    try:
-        return datasets.concatenate_datasets([table.select_columns(expected) for table in tables])
-    except ValueError as error:
-        raise UserError(
-            f"the files of the {split} split differ in column types, write them alike: {error}"
-        ) from error
