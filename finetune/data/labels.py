@@ -235,11 +235,6 @@ def encode_names(
     Raises:
         UserError: With the first invalid value of each column.
     """
-    if options.separator is not None:
-        values = columns["train"][0].values
-        if not any(options.separator in str(value) for value in values):
-            flag = f"--label_separator {options.separator!r}"
-            report.warning(f"{flag}: no label of the training rows has it, such as {values[0]!r}")
     by_name = {}
     for split, group in columns.items():
         if len(group) > 1:
@@ -252,8 +247,14 @@ def encode_names(
         present.update(*column.values)
     declared = by_name["train"].classes
     renamed = {name: options.renames.get(name, name) for name in (*declared, *present)}
-    renamed_classes = dict.fromkeys(renamed[name] for name in declared)
-    ordered = _order_classes(renamed_classes, {renamed[name] for name in present}, options)
+    occurring = {renamed[name] for name in present}
+    ordered = list(dict.fromkeys(renamed[name] for name in declared))
+    if not occurring <= set(options.names):
+        ordered += sorted(occurring - set(ordered), key=natural_key)
+    elif options.task == "multi_label" or set(ordered) == set(options.names):
+        ordered = list(options.names)
+    else:
+        ordered = [name for name in options.names if name in occurring]
     numbers = {name: ordered.index(renamed[name]) for name in present}
     feature: Any = ClassLabel(names=ordered)
     kind = pa.int64()
@@ -268,18 +269,6 @@ def encode_names(
         labels[split] = pa.array(cells, kind).take(pa.array(column.codes, mask=column.codes < 0))
     report.facts.unmapped_labels = sorted(options.renames.keys() - renamed.keys())
     return _with_labels(dataset, labels, feature)
-
-
-def _order_classes(
-    declared: Iterable[str], occurring: set[str], options: LabelOptions
-) -> list[str]:
-    """Return the names of the classes in the order of their ids."""
-    ordered = list(declared)
-    if not occurring <= set(options.names):
-        return ordered + sorted(occurring - set(ordered), key=natural_key)
-    if options.task == "multi_label" or set(ordered) == set(options.names):
-        return list(options.names)
-    return [name for name in options.names if name in occurring]
 
 
 def _read_bits(group: Sequence[LabelColumn], split: str, report: Findings) -> LabelColumn:
@@ -306,15 +295,27 @@ def _read_bits(group: Sequence[LabelColumn], split: str, report: Findings) -> La
 def _read_names(
     column: LabelColumn, split: str, options: LabelOptions, report: Findings
 ) -> LabelColumn:
-    """Return a column whose values are lists of class names; report the first invalid value.
+    """Return a column whose values are lists of class names; report the first invalid value, and
+    a separator that no label of the training rows has.
 
-    The labels in a multi-label cell are words or whole numbers. A cell with 0 or 1 twice is
-    invalid: it is an indicator vector, not a list of names.
+    A multi-label cell is a list, or a text with a separator that is not within quotation marks. Its
+    labels are words or whole numbers. A cell with 0 or 1 twice is invalid: it is an indicator
+    vector, not a list of names.
     """
-
+    separator = options.separator
+    has_separator = any(str(separator) in str(value) for value in column.values)
+    if separator is not None and split == "train" and not has_separator:
+        report.warning(
+            f"--label_separator {separator!r}: no label of the training rows has it, such as "
+            f"{column.values[0]!r}"
+        )
     names = []
     for place, value in enumerate(column.values):
-        labels = _split_cell(value, options.separator)
+        labels = parse_list(value)
+        if labels is None and separator and not looks_printed(value):
+            parts = list(map(str.strip, str(value).split(separator)))
+            if not any(part.startswith('"') and part.count('"') == 1 for part in parts):
+                labels = parts
         cell = None
         if options.task == "multi_label":
             cell = _set_of_names(labels)
@@ -327,18 +328,6 @@ def _read_names(
             break
         names.append(cell)
     return replace(column, values=names)
-
-
-def _split_cell(value: Any, separator: str | None) -> list[Any] | None:
-    """Return the labels in a cell with a list or with a separator; None if it is one label, or if
-    a separator is within quotation marks.
-    """
-    labels = parse_list(value)
-    if labels is None and separator and not looks_printed(value):
-        parts = list(map(str.strip, str(value).split(separator)))
-        if not any(part.startswith('"') and part.count('"') == 1 for part in parts):
-            return parts
-    return labels
 
 
 def _set_of_names(labels: Sequence[Any] | None) -> list[str] | None:
