@@ -30,7 +30,7 @@ from finetune.data.comma_list import join_values
 from finetune.data.labels import list_names, natural_key, parse_list
 from finetune.data.targets import OUTSIDE, refuse_or_drop, report_rows
 from finetune.data.words import Place, Word
-from finetune.errors import Findings, UserError
+from finetune.errors import Facts, Findings, UserError
 
 AUTO = "auto"
 #: The column of Prodigy that says whether a person has accepted the row.
@@ -107,13 +107,14 @@ class TagReader:
     names: set[str] = field(default_factory=set)
     padded: list[bool] = field(default_factory=list)
 
-    def read(self, dataset: DatasetDict, report: Findings) -> tuple[DatasetDict, str, str]:
+    def read(self, dataset: DatasetDict, report: Findings) -> DatasetDict:
         """Return the splits with ``text`` and ``label`` instead of the columns that these are read
-        from, the name of the column of labels, and how they are written.
+        from.
 
         Args:
             dataset: The splits of the source.
-            report: Gets the rows that are invalid.
+            report: Gets the rows that are invalid, the name of the column of labels, and how they
+                are written.
 
         Raises:
             UserError: If a column is missing, or, without ``drop_invalid``, if a row is invalid.
@@ -168,7 +169,9 @@ class TagReader:
         splits = DatasetDict()
         for split, rows in dataset.items():
             splits[split] = _encode(rows, column, labels, items[split], types)
-        return splits, labels, reason
+        unmapped = sorted(self.renames.keys() - self.names)
+        report.facts = Facts([labels], unmapped, reason)
+        return splits
 
     def _warn_of_outside(self, have_spans: bool, report: Findings) -> None:
         """Warn of a type with the name that stands for no entity, unless ``renames`` has it."""
@@ -503,11 +506,11 @@ def _encode(
     types: Sequence[str],
 ) -> Dataset:
     """Return the rows that have items, with ``text`` and ``label`` instead of two columns."""
-    numbers = {name: number for number, name in enumerate(tag_names(types))}
+    names = tag_names(types)
     texts, encoded = [], []
     for text, places, tags in items.values():
         texts.append(text)
-        encoded.append(words.label_words(places, map(numbers.__getitem__, tags)))
+        encoded.append(words.label_words(places, map(names.index, tags)))
     # one by one: without a column there would be no rows
     rows = rows.select(list(items)).remove_columns(column)
     rows = rows.add_column("text", texts, feature=Value("string"))

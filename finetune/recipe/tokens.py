@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from finetune.errors import Facts
 from finetune.recipe.options import option
 from finetune.recipe.pretrained import TextRecipe
 
@@ -56,10 +55,7 @@ class TokenRecipe(TextRecipe):
             renames=parse_label_map(self.label_map),
             drop_invalid=self.drop_invalid,
         )
-        dataset, column, reason = reader.read(dataset, self.report)
-        unmapped = sorted(reader.renames.keys() - reader.names)
-        self.report.facts = Facts([column], unmapped, reason)
-        return dataset
+        return reader.read(dataset, self.report)
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
         return super(TextRecipe, self).split(dataset)
