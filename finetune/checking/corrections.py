@@ -35,11 +35,8 @@ def apply(
     column: str,
     files: Mapping[str, Sequence[str]],
     report: Findings,
-) -> tuple[DatasetDict, list[dict[str, Any]]]:
-    """Return the splits with corrected labels and without excluded rows, and facts per file.
-
-    The facts are ``file``, ``sha256``, and the number of rows ``relabelled`` and ``excluded``
-    per split.
+) -> DatasetDict:
+    """Return the splits with corrected labels and without excluded rows.
 
     Args:
         splits: The splits that are made from ``source``.
@@ -47,7 +44,8 @@ def apply(
         column: The column that the model reads.
         files: The file names by option, ``relabel`` or ``exclude``. They are applied in order, each
             to the result of the last.
-        report: Gets a fact about each file.
+        report: Gets a fact about each file, and the corrections: ``file``, ``sha256``, and the
+            number of rows ``relabelled`` and ``excluded`` per split.
 
     Raises:
         UserError: If a file does not belong to this data, has unknown labels, or is ambiguous.
@@ -90,7 +88,8 @@ def apply(
             rows = rows.remove_columns("label").select(np.flatnonzero(labels.notna()))
             rows = rows.add_column("label", list(labels[labels.notna()]), feature=feature)
         corrected[split] = rows
-    return corrected, applied
+    report.facts.corrections = applied
+    return corrected
 
 
 def _find_rows(splits: DatasetDict, source: DatasetDict, column: str) -> pd.DataFrame:

@@ -165,10 +165,8 @@ def _read_texts(
     return texts
 
 
-def make_splits(
-    dataset: DatasetDict, plan: Plan, *, column: str, report: Findings
-) -> tuple[DatasetDict, str]:
-    """Return the three splits, with rows in the order of the source, and how they were split.
+def make_splits(dataset: DatasetDict, plan: Plan, column: str, report: Findings) -> DatasetDict:
+    """Return the three splits, with rows in the order of the source.
 
     Missing splits are split off the training rows.
 
@@ -176,7 +174,7 @@ def make_splits(
         dataset: The splits of the source.
         plan: How rows are split.
         column: The column that the model reads: rows with the same value are duplicates.
-        report: Gets a finding about dropped rows.
+        report: Gets a finding about dropped rows, and how the rows were split.
 
     Raises:
         UserError: If no training rows are left, or if the rows cannot be split as the plan says.
@@ -191,7 +189,7 @@ def make_splits(
     if not targets.are_classes(dataset["train"]):
         index = _join_texts(index)
     strata = {name: targets.strata(rows) for name, rows in dataset.items()}
-    parts, description = _divide(index, dataset, plan, strata["train"])
+    parts, report.facts.split_how = _divide(index, dataset, plan, strata["train"])
     splits = DatasetDict()
     for name in ("train", *reversed(HELD_OUT)):
         source = name if name in dataset else "train"
@@ -200,7 +198,7 @@ def make_splits(
         if most is not None and most < len(rows):
             rows = rows[draw_rows(strata[source][rows], most, plan.split_seed + 2)]
         splits[name] = dataset[source].select(rows)
-    return splits, description
+    return splits
 
 
 def _join_texts(index: pd.DataFrame) -> pd.DataFrame:

@@ -192,10 +192,7 @@ class Recipe(RecipeOptions):
         """Return ``train``, ``validation`` and ``test``, without duplicates, and sampled."""
         from finetune.data.splits import make_splits
 
-        splits, self.report.facts.split_how = make_splits(
-            dataset, self.split_plan(), column=self.input_column, report=self.report
-        )
-        return splits
+        return make_splits(dataset, self.split_plan(), self.input_column, self.report)
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         """Return the splits with the features of the model, for example tokenized, not padded."""
@@ -370,9 +367,7 @@ class Recipe(RecipeOptions):
         splits = self.split(source)
         require_splits(splits, "split", ("train", "validation", "test"))
         if any((files := self.correction_files()).values()):
-            splits, facts.corrections = corrections.apply(
-                splits, source, self.input_column, files, self.report
-            )
+            splits = corrections.apply(splits, source, self.input_column, files, self.report)
         columns.require_rows(splits, self.report, source)
         check_rows(source, splits, self.columns_read(), self.report)
         task = kinds.of_rows(
