@@ -61,7 +61,7 @@ class Frame:
         UserError: If the tokens of a text change when special tokens are added.
     """
 
-    def __init__(self, tokenizer: Tokenizer, texts: int = 1) -> None:
+    def __init__(self, tokenizer: Tokenizer, texts: int) -> None:
         self._example: Columns = dict(tokenizer(*[_SAMPLE] * texts, verbose=False))
         ids = self._example["input_ids"]
         (sample,) = token_ids(tokenizer, [_SAMPLE])
@@ -104,8 +104,8 @@ class Encoder:
 
     tokenizer: Tokenizer
     max_length: int
-    parts: int = 1
-    is_head_tail: bool = False
+    parts: int
+    is_head_tail: bool
 
     def __post_init__(self) -> None:
         fewest = self.special_tokens + self.parts
@@ -216,7 +216,7 @@ class Windows:
     Neighbouring windows share at least ``stride`` tokens; None is a quarter of ``max_length``.
     """
 
-    def __init__(self, encoder: Encoder, stride: int | None = None) -> None:
+    def __init__(self, encoder: Encoder, stride: int | None) -> None:
         self.encoder = encoder
         self.room = encoder.max_length - encoder.special_tokens  # tokens of text
         self.shared = min(encoder.max_length // 4, self.room - 1) if stride is None else stride

@@ -64,15 +64,15 @@ class SplitFiles:
         kind: ``tables``, or ``texts`` or ``images`` in folders named by class.
         files: The files of each split, in the order of their rows.
         root: The folder below which the names of folders may be columns, such as ``lang=de``.
-        class_level: The depth of the class folders below the directory: 0, or 1 in split folders.
         facts: Files that are not read, and splits that were chosen by a keyword.
+        class_level: The depth of the class folders below the directory: 0, or 1 in split folders.
     """
 
     kind: str
     files: Mapping[str, Sequence[Path]]
     root: Path
+    facts: Sequence[str]
     class_level: int = 0
-    facts: Sequence[str] = ()
 
 
 def parse_split_names(text: str | None) -> dict[str, str]:
@@ -154,9 +154,7 @@ def _find_candidates(split: str, names: Sequence[str]) -> list[str]:
     return [name for name in names if name not in SPLITS and guess_split(name) == split]
 
 
-def find_files(
-    dataset: str, split_names: Mapping[str, str], suffixes: Sequence[str] = formats.FILES
-) -> SplitFiles:
+def find_files(dataset: str, split_names: Mapping[str, str], suffixes: Sequence[str]) -> SplitFiles:
     """Return the files of each split of a directory. A file, or a pattern such as
     ``data/2024-*.csv``, is a single split.
 
@@ -198,7 +196,7 @@ def find_files(
         raise UserError(
             f"'{dataset}': expected files of one split, found several: pass their directory"
         )
-    return SplitFiles("tables", {"train": paths}, root, facts=facts)
+    return SplitFiles("tables", {"train": paths}, root, facts)
 
 
 def _find_in_directory(
@@ -239,7 +237,7 @@ def _find_in_directory(
                 facts.append(f"read as the {split} split: {names}")
     data = {directory / path for path in itertools.chain(*groups.values())}
     facts += _name_unread(files, data, directory)
-    return SplitFiles(kind, chosen_files, directory, class_level, facts)
+    return SplitFiles(kind, chosen_files, directory, facts, class_level)
 
 
 def _in_folders(paths: Iterable[Path], suffixes: Sequence[str]) -> list[Path]:

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,13 +48,13 @@ class LabelOptions:
         drop_invalid: Whether rows with an invalid label are left out; otherwise they are errors.
     """
 
-    columns: Sequence[str] = ("label",)
-    task: str = "auto"
-    names: Sequence[str] = ()
+    columns: Sequence[str]
+    task: str
+    names: Sequence[str]
     is_ordered: bool = False
-    renames: Mapping[str, str] = field(default_factory=dict)
+    renames: Mapping[str, str]
     separator: str | None = None
-    drop_invalid: bool = False
+    drop_invalid: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class LabelColumn:
     values: Sequence[Any]
     codes: np.ndarray
     rows: Dataset
-    classes: Sequence[str] = ()
+    classes: Sequence[str]
 
     def first_row(self, place: int) -> list[int]:
         """Return the source row number of the first row with ``values[place]``, in a list."""

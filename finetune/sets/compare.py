@@ -20,7 +20,7 @@ from finetune.statistics.metrics import has_interval
 
 
 def compare_sets(
-    paths: Sequence[str | Path | RunSet], trust_recipe: bool = False
+    paths: Sequence[str | Path | RunSet], trust_recipe: bool
 ) -> tuple[Table, str, dict[str, Any]]:
     """Compare the means of two sets of seeds on the same test rows; for ``trust_recipe`` see
     :meth:`Run.load`.

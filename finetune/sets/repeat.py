@@ -37,7 +37,7 @@ def repeat(
     return run_set
 
 
-def run_repeat(base: Settings, progress: Progress = ignore, seeds: int = 5) -> RunSet:
+def run_repeat(base: Settings, progress: Progress, seeds: int = 5) -> RunSet:
     """Train with several seeds; every process calls this.
 
     Args:

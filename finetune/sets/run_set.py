@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,7 +49,7 @@ class SetManifest(JsonFile):
     metric: str  # chooses the best checkpoint of a run, and the best run of a search
     greater_is_better: bool
     configuration: dict[str, Any]  # what the runs have in common; the same command must have it
-    space: dict[str, str] = field(default_factory=dict)  # of a search: distribution by option
+    space: dict[str, str]  # of a search: distribution by option
     winner: str | None = None  # of a search: the trial that was evaluated on the test rows
     optimism: float | None = None  # of its validation score; None if that is not known
 

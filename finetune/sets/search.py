@@ -58,7 +58,7 @@ def search(
 
 def run_search(
     base: Settings,
-    progress: Progress = ignore,
+    progress: Progress,
     space: str | Mapping[str, Any] | None = None,
     trials: int = 20,
     pruner: str = "median",
