@@ -134,9 +134,10 @@ class RecipeParser(HfArgumentParser):
         if metavar == choices and len(choices) >= 40:  # too wide for a column
             metavar, sentence = "NAME", f"{sentence}: {choices.replace('|', ', ')}"
         if default not in (None, "", []) and name not in RUN_OPTIONS:
-            is_list = isinstance(default, tuple)
-            text = ",".join(default) if is_list else str(getattr(default, "value", default))
-            sentence += f" (default: {text.lower() if isinstance(default, bool) else text})"
+            text = str(getattr(default, "value", default))
+            if isinstance(default, bool):
+                text = text.lower()
+            sentence += f" (default: {text})"
         options |= {"metavar": metavar, "help": sentence.replace("%", "%%")}
         action: argparse.Action = self.groups[group].add_argument(
             flags[0], default=argparse.SUPPRESS, **options
