@@ -75,10 +75,9 @@ def read_by_model(rows: dict[str, list[Any]] | Dataset) -> list[Read]:
 def tokenize(
     dataset: DatasetDict,
     encoder: Encoder,
-    targets: Callable[[Any], np.ndarray] = np.asarray,
-    windows: Windows | None = None,
-    *,
-    processes: int | None = None,
+    targets: Callable[[Any], np.ndarray],
+    windows: Windows | None,
+    processes: int | None,
 ) -> DatasetDict:
     """Return the splits with the columns of the tokenizer, ``labels``, and ``length`` in tokens.
 

@@ -309,7 +309,7 @@ class TextRecipe(Recipe, TextOptions):
             self.encoder(),
             kinds.of_rows(dataset["test"]).targets,
             self.windows,
-            processes=self.preprocessing_num_workers,
+            self.preprocessing_num_workers,
         )
 
     @functools.cached_property
