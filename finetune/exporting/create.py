@@ -29,8 +29,8 @@ from finetune.exporting.quantization import quantize_weights
 from finetune.models.families import NOT_EXPORTED
 from finetune.predicting.engines import OnnxSession
 from finetune.predicting.files import EXPORT, FOLDER, MODEL, TOKENIZER, Export, ExportFacts
+from finetune.predicting.inference import FastTokenizer, text_inference
 from finetune.predicting.session import TorchSession
-from finetune.predicting.text import FastTokenizer, text_inference
 from finetune.recipe.run import Run
 from finetune.runtime import hub
 from finetune.runtime.files import hash_file
