@@ -84,7 +84,7 @@ def export(
     run = Run.load(run, trust_recipe=trust_recipe)
     if run.unfinished:
         raise UserError(run.unfinished)
-    recipe: Any = run.recipe(scores=False)
+    recipe = run.recipe(scores=False)
     facts = facts_of(run, recipe)
     config = recipe.model_config
     if config is not None and config.model_type in NOT_EXPORTED:
@@ -197,7 +197,7 @@ class _Verification:
         padded[self._places] = export(texts)
         agreement = functools.partial(self._run.kind.agreement, self._labels)
         in_batch, with_padding = agreement(alone, outputs), agreement(alone, padded)
-        neighbours: dict[str, Any] = {"rows": len(texts)}
+        neighbours = {"rows": len(texts)}
         for name in ("changed", "largest_difference"):
             greater = np.maximum(in_batch[name], with_padding[name])  # NaN if one is
             neighbours[name] = greater.item()

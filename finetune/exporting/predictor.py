@@ -203,7 +203,7 @@ def facts_of(run: Run, recipe: Any) -> ExportFacts:
     run.require_model()
     if not isinstance(recipe, TextRecipe):
         raise UserError(f"{run.path}: expected a run that reads texts; use finetune.predict")
-    tokenizer: Any = recipe.processing_class()
+    tokenizer = recipe.processing_class()
     padding = {
         "input_ids": tokenizer.pad_token_id,
         "token_type_ids": tokenizer.pad_token_type_id,

@@ -74,7 +74,7 @@ def _describe_scores(run: Run) -> tuple[dict[str, list[Any]], str]:
     statistics = run.statistics
     table = run.predicted_rows
     rows = run.scored(table)
-    sections: dict[str, list[Any]] = {
+    sections = {
         "Scores": [
             tables.scores(run),
             tables.metrics("Other scores of the model", statistics, run.headline),
@@ -120,7 +120,7 @@ def _label_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
 def _probability_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
     statistics = run.statistics
     calibration = statistics.calibration
-    curves: list[Any] = []
+    curves = []
     sentence = "Of predicted entities, whose probability is the mean of their words. "
     if rows.kind == "classes":
         curves = plots.ranking(rows, statistics.classes or {})

@@ -318,7 +318,7 @@ def describe_classes(rows: Any) -> dict[str, Any]:
     areas = {"roc_area": ROC} if rows.kind == "classes" else {}
     if rows.kind != "entities":
         areas |= {"pr_area": PRECISION}
-    table: dict[str, dict[str, Any]] = {}
+    table = {}
     for number, name in enumerate(rows.names):
         table[name] = {score: asdict(column[number]) for score, column in scores.items()}
         fewer = min(supports[number], len(rows) - supports[number])
