@@ -298,7 +298,6 @@ def _build_trainer(prepared: Prepared, all_rows: Recipe | None = None) -> tuple[
     trainer.configuration = prepared.configuration
     trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
     _emit_logs(trainer)
-    assert trainer.model is not None
     if all_rows is not None and load_model is None:
         probe.add_validation_rows(recipe, trainer.model, trainer.args)
     if has_adapter(recipe) and not hasattr(trainer.model, "merge_adapter"):
@@ -383,7 +382,6 @@ def _train_and_predict(
         validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
         shift = task.fit(np.asarray(validation.predictions), np.asarray(validation.label_ids))
         if shift is not None:
-            assert trainer.model is not None
             layer = head.last_linear(trainer.model, task.width)
             weights = copy.deepcopy(layer.state_dict())
             _fold(layer, shift)
@@ -395,7 +393,6 @@ def _train_and_predict(
                 layer.load_state_dict(weights)
             is_final = True
             started = time.perf_counter()
-            assert trainer.model is not None
             probe.add_validation_rows(recipe, trainer.model, trainer.args)
             _train_final_epochs(trainer, final_recipe)
             seconds = outcome["train_seconds"] + time.perf_counter() - started
@@ -429,7 +426,6 @@ def _train_again(
         Stopped: As :func:`_train_and_predict`.
     """
     outcome = _train(trainer, recipe, prepared)
-    assert trainer.model is not None
     thresholds = scored_run.metrics.statistics.thresholds
     if thresholds is not None:
         shift = -logit([thresholds[label] for label in recipe.labels])

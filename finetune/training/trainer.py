@@ -63,6 +63,9 @@ class Trainer(transformers.Trainer):
     """
 
     args: FinetuneArguments
+    model: torch.nn.Module
+    optimizer: Any
+    lr_scheduler: Any
     train_dataset: datasets.Dataset
     eval_dataset: datasets.Dataset
     moves_runs_aside = False
@@ -89,8 +92,9 @@ class Trainer(transformers.Trainer):
         del arguments.builds_trainer
         self.model_accepts_loss_kwargs = False  # or the library would count and scale as well
         model: Any = self.model
-        is_adapter = hasattr(model, "get_base_model")  # of peft
-        forward = (model.get_base_model() if is_adapter else model).forward
+        if hasattr(model, "get_base_model"):  # of peft
+            model = model.get_base_model()
+        forward = model.forward
         self._columns = {*inspect.signature(forward).parameters, *self.label_names, "label"}
         if self.accelerator.ddp_handler is not None:  # or DDP keeps a second copy of all gradients
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
@@ -318,7 +322,6 @@ class Trainer(transformers.Trainer):
 
         The library casts weights and buffers in place, and would save the cast ones.
         """
-        assert self.model is not None
         owners = list(self.model.modules())
         weights = [(weight, weight.data) for weight in self.model.parameters()]
         buffers = [dict(owner.named_buffers(recurse=False)) for owner in owners]
@@ -353,7 +356,6 @@ class Trainer(transformers.Trainer):
         ``save_pretrained`` writes on rank 0 only, and weights for their owner only. The library
         calls this method on every process, for a checkpoint before it writes the other files.
         """
-        assert self.model is not None
         dtypes = {weight.dtype for weight in self.model.parameters()}
         assert dtypes <= (self._dtypes or dtypes), f"trained in {self._dtypes}, not in {dtypes}"
         directory = Path(output_dir or self._directory)
@@ -450,7 +452,6 @@ class Trainer(transformers.Trainer):
             return
         with safe_open(path, framework="pt") as file:
             saved = set(file.keys())
-        assert self.model is not None
         names: dict[int, list[str]] = {}
         for name, weight in self.model.named_parameters(remove_duplicate=False):
             names.setdefault(id(weight), []).append(name)
@@ -465,20 +466,19 @@ class Trainer(transformers.Trainer):
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LRScheduler:
         """Note the settings of the optimizer, which the library then loads from the checkpoint."""
         scheduler: LRScheduler = super().create_scheduler(num_training_steps, optimizer)
-        used: Any = self.optimizer if optimizer is None else optimizer
+        used = self.optimizer if optimizer is None else optimizer
         self._settings = [{**group, "params": None} for group in used.param_groups]
         return scheduler
 
     def _apply_settings(self) -> None:
         """Apply settings accepted by ``--allow_changed``: the library restores the old ones."""
-        optimizer: Any = self.optimizer
         scheduler = self.lr_scheduler
         if not isinstance(scheduler, LambdaLR):
             return
         scheduler.base_lrs = [group["initial_lr"] for group in self._settings]
         scheduler.last_epoch -= 1
         scheduler.step()  # computes the learning rates of this step again
-        for group, new in zip(optimizer.param_groups, self._settings, strict=True):
+        for group, new in zip(self.optimizer.param_groups, self._settings, strict=True):
             group |= {**new, "params": group["params"], "lr": group["lr"]}
 
     def begin_training(self) -> None:
@@ -535,9 +535,8 @@ class Trainer(transformers.Trainer):
         if name is None:
             return
         value = metrics[f"eval_{name.removeprefix('eval_')}"]
-        scheduler: Any = self.lr_scheduler
-        if isinstance(scheduler, ReduceLROnPlateau):
-            scheduler.step(value)
+        if isinstance(self.lr_scheduler, ReduceLROnPlateau):
+            self.lr_scheduler.step(value)
         state = self.state
         sign = 1 if self.args.greater_is_better else -1
         if state.best_metric is None:
@@ -547,13 +546,12 @@ class Trainer(transformers.Trainer):
             state.best_global_step = state.global_step
 
     def _learning_rate(self) -> float:
-        assert self.lr_scheduler is not None
         return float(self.lr_scheduler.get_last_lr()[0])
 
     def require_finite(self) -> None:
         """Raise ``Diverged`` if a weight, or the gradient norm of the last step, is not finite."""
         # with FSDP one process alone may have the weight, and the others would wait for it
-        weights = () if self.is_fsdp_enabled or self.model is None else self.model.parameters()
+        weights = () if self.is_fsdp_enabled else self.model.parameters()
         self._require_finite(self.state.global_step, weights)
 
     def _require_finite(self, step: int, weights: Iterable[torch.Tensor] = ()) -> None:
