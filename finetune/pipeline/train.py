@@ -459,7 +459,7 @@ def _train(trainer: Trainer, recipe: Recipe, prepared: Prepared) -> dict[str, An
     seconds = time.perf_counter() - started
     trainer.require_finite()
     if has_adapter(recipe):  # in place; checkpoints stay the same
-        trainer.model.merge_adapter()  # type: ignore[operator, union-attr]
+        trainer.model.merge_adapter()  # type: ignore[operator]
     state = trainer.state
     return {
         "steps": state.global_step,

@@ -4,6 +4,7 @@ The docstring of each overridden method gives the reason. All of them are public
 """
 
 import contextlib
+import copy
 import functools
 import inspect
 import itertools
@@ -300,9 +301,13 @@ class Trainer(transformers.Trainer):
             return {**metrics, "loss": losses.mean().item()}
 
         self.compute_metrics = compute
+        model = self.model
+        is_cast = (self.args.bf16_full_eval or self.args.fp16_full_eval) and not self.is_in_train
+        if is_cast:  # by the library, in place, which would save the cast weights
+            self.model = copy.deepcopy(model)
         work = f"an evaluation, with batches of {self.args.per_device_eval_batch_size} rows"
         try:
-            with explained(self.args, work), self._keep_weights(), self._keep_random_states():
+            with explained(self.args, work), self._keep_random_states():
                 output: Any = super().evaluation_loop(dataloader, *args, **options)
         except Stopped:
             if self.is_in_train:
@@ -310,30 +315,13 @@ class Trainer(transformers.Trainer):
             raise
         finally:
             self.compute_metrics = compute_metrics
+            if is_cast:
+                self.model = model
         if not restored:  # without labels
             restored.append(restore(EvalPrediction(output.predictions, output.label_ids)))
         outputs, labels = restored[0].predictions, restored[0].label_ids
         result: EvalLoopOutput = output._replace(predictions=outputs, label_ids=labels)
         return result
-
-    @contextlib.contextmanager
-    def _keep_weights(self) -> Iterator[None]:
-        """Give the model its weights back after an evaluation with ``--bf16_full_eval``.
-
-        The library casts weights and buffers in place, and would save the cast ones.
-        """
-        owners = list(self.model.modules())
-        weights = [(weight, weight.data) for weight in self.model.parameters()]
-        buffers = [dict(owner.named_buffers(recurse=False)) for owner in owners]
-        try:
-            yield
-        finally:
-            if self.args.bf16_full_eval or self.args.fp16_full_eval:
-                for weight, values in weights:
-                    weight.data = values
-                for owner, named in zip(owners, buffers, strict=True):
-                    for name, values in named.items():
-                        setattr(owner, name, values)
 
     @contextlib.contextmanager
     def _keep_random_states(self) -> Iterator[None]:
