@@ -23,13 +23,7 @@ import numpy as np
 import torch
 from datasets import DatasetDict, concatenate_datasets
 from scipy.special import expit, logit
-from transformers import (
-    EvalPrediction,
-    PrinterCallback,
-    ProgressCallback,
-    TrainerCallback,
-    set_seed,
-)
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, set_seed
 
 from finetune.config.settings import Settings
 from finetune.data.encoding import COLUMN
@@ -48,7 +42,6 @@ from finetune.runs import checkpoints
 from finetune.runs.directory import lock_directory, move_run_aside, unlock_directory
 from finetune.runtime import activity, distributed, stopping
 from finetune.runtime.stopping import Stopped
-from finetune.tasks.base import Task
 from finetune.training.callbacks import Bar, explained
 from finetune.training.trainer import Trainer, build_trainer
 
@@ -324,25 +317,6 @@ def _emit_logs(trainer: Trainer) -> None:
     )
 
 
-def _score_as_saved(trainer: Trainer, task: Task[Any]) -> None:
-    """Let evaluations during the training score the model as it would be saved: they choose the
-    best checkpoint.
-    """
-    compute_metrics: Any = trainer.compute_metrics
-
-    def compute(prediction: EvalPrediction) -> Any:
-        if trainer.is_in_train:
-            outputs, targets = map(np.asarray, (prediction.predictions, prediction.label_ids))
-            shift = task.fit(outputs, targets)
-            if shift is not None:
-                outputs = (outputs + shift).astype(outputs.dtype)
-            prediction = EvalPrediction(outputs, targets, prediction.inputs, prediction.losses)
-        return compute_metrics(prediction)
-
-    if compute_metrics is not None:
-        trainer.compute_metrics = compute
-
-
 def _train_and_predict(
     trainer: Trainer,
     recipe: Recipe,
@@ -370,7 +344,7 @@ def _train_and_predict(
         Stopped: In every process, if a signal arrived. A checkpoint has the trained weights.
     """
     task = recipe.kind
-    _score_as_saved(trainer, task)
+    trainer.shifted = task.shifted
     outcome = _train(trainer, recipe, prepared)
     if trainer.args.load_best_model_at_end and not trainer.state.best_global_step:
         name = trainer.args.metric_for_best_model

@@ -147,10 +147,8 @@ def _fit(
         count = len(first)
         if not recipe.labels_words:
             labels = labels[first]
-    shift = task.fit(outputs, labels)  # as in the evaluations of the training
-    if shift is not None:
-        outputs = (outputs + shift).astype(outputs.dtype)
-    scores = recipe.compute_metrics(EvalPrediction(outputs, labels))
+    # as in the evaluations of the training
+    scores = recipe.compute_metrics(EvalPrediction(task.shifted(outputs, labels), labels))
     score, value = next(iter(scores.items()), ("loss", loss))
     other = "--head random starts from random weights"
     if reads_mean:

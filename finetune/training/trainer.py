@@ -61,6 +61,8 @@ class Trainer(transformers.Trainer):
             moves a run in it aside; the logger ``finetune`` warns about it.
         configuration: Written into each checkpoint; a resume must not change it.
         reschedules: Whether a resume takes the settings of optimizer and schedule from ``args``.
+        shifted: Takes outputs and labels of an evaluation during the training, and returns the
+            outputs of the model as it would be saved: their metrics choose the best checkpoint.
     """
 
     args: FinetuneArguments
@@ -72,6 +74,7 @@ class Trainer(transformers.Trainer):
     moves_runs_aside = False
     configuration: Mapping[str, Any] = {}
     reschedules = False
+    shifted: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
     loss_is_scaled_for_ga = True  # compute_loss divides by the rows of the global step
     _resumed: Path | None = None
     _incomplete: Path | None = None  # the checkpoint that is being written
@@ -291,13 +294,18 @@ class Trainer(transformers.Trainer):
 
         def compute(batches: EvalPrediction) -> dict[str, float]:
             prediction = restore(batches)
-            outputs, labels = map(torch.as_tensor, (prediction.predictions, prediction.label_ids))
-            losses = self.row_loss.evaluation_losses(outputs, labels).double()
-            if prediction.losses is not None:  # the library repeats the mean of each batch
-                arrays = prediction.predictions, prediction.label_ids, prediction.inputs
-                prediction = EvalPrediction(*arrays, losses.numpy())
             restored.append(prediction)
-            metrics = compute_metrics(prediction) if compute_metrics else {}
+            outputs, labels = prediction.predictions, prediction.label_ids
+            tensors = map(torch.as_tensor, (outputs, labels))
+            losses = self.row_loss.evaluation_losses(*tensors).double()
+            metrics = {}
+            if compute_metrics:
+                if self.shifted and self.is_in_train:
+                    outputs = self.shifted(outputs, labels)
+                # the library repeats the mean of each batch
+                row_losses = None if prediction.losses is None else losses.numpy()
+                rows = EvalPrediction(outputs, labels, prediction.inputs, row_losses)
+                metrics = compute_metrics(rows)
             return {**metrics, "loss": losses.mean().item()}
 
         self.compute_metrics = compute
