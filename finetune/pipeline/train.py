@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import DatasetDict, concatenate_datasets
 from scipy.special import expit, logit
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, set_seed
@@ -358,7 +357,7 @@ def _train_and_predict(
         if shift is not None:
             layer = head.last_linear(trainer.model, task.width)
             weights = copy.deepcopy(layer.state_dict())
-            _fold(layer, shift)
+            head.fold(layer, 1.0, shift)
             validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
             # the probabilities that the shift moves to one half
             thresholds = dict(zip(task.labels, expit(-shift).tolist(), strict=True))
@@ -372,7 +371,7 @@ def _train_and_predict(
             seconds = outcome["train_seconds"] + time.perf_counter() - started
             outcome |= {"train_seconds": round(seconds, 2), "finished": _now()}
             if layer is not None and shift is not None:
-                _fold(layer, shift)
+                head.fold(layer, 1.0, shift)
         test = None if is_trial else trainer.predict(recipe.prepared["test"])
     except Stopped:
         if is_final:  # a resumed run trains these epochs again, from the last checkpoint
@@ -403,7 +402,7 @@ def _train_again(
     thresholds = scored_run.metrics.statistics.thresholds
     if thresholds is not None:
         shift = -logit([thresholds[label] for label in recipe.labels])
-        _fold(head.last_linear(trainer.model, recipe.kind.width), shift)
+        head.fold(head.last_linear(trainer.model, recipe.kind.width), 1.0, shift)
     output = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
     loss = (output.metrics or {})["eval_loss"]
     loss_before = scored_run.metrics.validation["loss"]
@@ -450,11 +449,6 @@ def _train(trainer: Trainer, recipe: Recipe, prepared: Prepared) -> dict[str, An
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _fold(layer: torch.nn.Linear, shift: np.ndarray) -> None:
-    """Add a shift of the outputs, shape ``(outputs,)``, to the last layer."""
-    head.fold(layer, np.ones(len(shift)), shift)
 
 
 def _on_all_rows(recipe: Recipe) -> Recipe:
