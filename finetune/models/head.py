@@ -51,8 +51,8 @@ def match_outputs(trained: Sequence[str], labels: Sequence[str]) -> list[int] | 
 def fold(layer: torch.nn.Linear, scale: np.ndarray | float, shift: np.ndarray | float) -> None:
     """Change the weights of ``layer`` in place so that it returns ``outputs * scale + shift``.
 
-    ``scale`` and ``shift`` have shape ``(outputs,)``, or are numbers. The weights are computed in float64. If the
-    layer has no bias, ``shift`` must be 0.
+    ``scale`` and ``shift`` have shape ``(outputs,)``, or are numbers. The weights are computed in
+    float64. If the layer has no bias, ``shift`` must be 0.
     """
     bias: torch.Tensor | None = layer.bias
     assert bias is not None or not np.any(shift)
