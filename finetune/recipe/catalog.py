@@ -107,7 +107,7 @@ def origin(recipe: type[Recipe]) -> str:
 def display_name(recipe: type[Recipe]) -> str:
     """Return the name of a recipe for messages; a path is relative to the current directory."""
     name = origin(recipe)
-    if _is_file(name):
+    if name.endswith(".py") and Path(name).is_absolute():
         return path_below_cwd(Path(name)).removeprefix("./")
     return name
 
@@ -124,10 +124,6 @@ def _import_package() -> None:
     file = getattr(sys.modules["recipes"], "__file__", None)
     if file is None or Path(file).resolve() != init:
         raise UserError(f"another package named 'recipes' was imported, {file}: rename it")
-
-
-def _is_file(name: str) -> bool:
-    return name.endswith(".py") and Path(name).is_absolute()
 
 
 # ---- files of recipes and metrics ----------------------------------------------------------------
