@@ -295,7 +295,7 @@ class Trainer(transformers.Trainer):
         def compute(batches: EvalPrediction) -> dict[str, float]:
             prediction = restore(batches)
             restored.append(prediction)
-            outputs, labels = prediction.predictions, prediction.label_ids
+            outputs, labels = map(np.asarray, (prediction.predictions, prediction.label_ids))
             tensors = map(torch.as_tensor, (outputs, labels))
             losses = self.row_loss.evaluation_losses(*tensors).double()
             metrics = {}
