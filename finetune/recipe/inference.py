@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from datasets import Dataset, DatasetDict, Image, List
 
 from finetune.data import ROW, words
