@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -168,7 +168,7 @@ def import_file(path: Path, kind: str) -> ModuleType:
     return module
 
 
-def refuse_untrusted(paths: Sequence[Path], kind: str, manifest: Path) -> None:
+def refuse_untrusted(paths: Iterable[Path], kind: str, manifest: Path) -> None:
     """Refuse to run the files that a manifest names, unless this process has imported them.
 
     Args:

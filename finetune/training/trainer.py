@@ -169,10 +169,10 @@ class Trainer(transformers.Trainer):
             unused = [name for name in rows.column_names if name not in self._columns]
             rows = rows.remove_columns(unused)
         names = ["num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order"]
-        names.append("multiprocessing_context")
-        for name in names:
-            options[name] = getattr(self.args, f"dataloader_{name}", None)
-        options = {name: value for name, value in options.items() if value is not None}
+        for name in (*names, "multiprocessing_context"):
+            value = getattr(self.args, f"dataloader_{name}")
+            if value is not None:
+                options[name] = value
         return DataLoader(rows, collate_fn=self.data_collator, **options)
 
     def get_batch_samples(
