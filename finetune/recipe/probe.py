@@ -357,7 +357,7 @@ class _Encoder:
     ) -> None:
         self._recipe = recipe
         self._model = model
-        self._options = {
+        self._options: dict[str, Any] = {
             "device": arguments.device,
             "bf16": arguments.bf16,
             "use_kernels": arguments.cpu_kernels == "auto",

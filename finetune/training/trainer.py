@@ -106,7 +106,7 @@ class Trainer(transformers.Trainer):
             os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # or shards are unpickled on a resume
             shard_embeddings_once(self.accelerator.state.fsdp_plugin, self.model)
         self._directory = Path(self.args.output_dir or "")
-        self.callback = TrainingCallback(self.begin_training, self.complete_checkpoint)
+        self.callback = TrainingCallback(self)
         self.add_callback(self.callback)  # the last callback decides
 
     def create_accelerator_and_postprocess(self) -> None:
