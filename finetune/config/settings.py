@@ -236,7 +236,7 @@ def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
     may_have_mistakes = is_local or other_words or not options.keys() <= set(_SOURCES)
     hub.go_offline(sources)
     if distributed.is_main_process() and not may_have_mistakes:
-        hub.require(sources, embedded=bool(recipe.embedded), packaged=recipe.packaged_model)
+        hub.require(sources, recipe)
 
 
 def _read_config(parser: RecipeParser, config: str) -> dict[str, Any]:
