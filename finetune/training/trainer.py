@@ -24,6 +24,7 @@ import torch
 import transformers
 from accelerate.data_loader import prepare_data_loader
 from safetensors import safe_open
+from safetensors.torch import save_model
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
@@ -348,9 +349,8 @@ class Trainer(transformers.Trainer):
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Save on the first process of each machine (``--save_on_each_node``), with usual modes.
 
-        ``save_pretrained`` asks ``should_save_on_this_rank``, which by default is rank 0, and
-        writes weights for their owner only. The library calls this method on every process, for a
-        checkpoint before it writes the other files.
+        ``save_pretrained`` writes on rank 0 only, and weights for their owner only. The library
+        calls this method on every process, for a checkpoint before it writes the other files.
         """
         dtypes = {weight.dtype for weight in self.model.parameters()}
         assert dtypes <= (self._dtypes or dtypes), f"trained in {self._dtypes}, not in {dtypes}"
@@ -360,11 +360,12 @@ class Trainer(transformers.Trainer):
         for path in directory.glob("*") if self.args.should_save else ():
             if path.is_symlink() and not path.is_dir():  # the library would write where it points
                 path.unlink()
-        if self.args.save_on_each_node and isinstance(self.model, PreTrainedModel):
-            self.model.should_save_on_this_rank = bool  # type: ignore[assignment,method-assign]
         super().save_model(output_dir, *args, **kwargs)
         if not self.args.should_save:
             return
+        if self.args.process_index and isinstance(self.model, PreTrainedModel):
+            self.model.config.save_pretrained(directory)
+            save_model(self.model, str(directory / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
         for path in directory.glob("*.safetensors"):
             shutil.copymode(directory / "training_args.bin", path)  # the mode of the umask
         self._require_all_weights(directory)
