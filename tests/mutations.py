@@ -378,8 +378,8 @@ MUTATIONS = (
     Mutation(
         "labels are suspected where the model is least confident",
         "finetune/statistics/mistakes.py",
-        'np.argsort(-rows.summary.confidence, kind="stable")[:confident]',
-        'np.argsort(rows.summary.confidence, kind="stable")[:confident]',
+        'np.argsort(-confidence, kind="stable")[:confident]',
+        'np.argsort(confidence, kind="stable")[:confident]',
         ("E9",),
     ),
     Mutation(
