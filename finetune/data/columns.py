@@ -24,7 +24,6 @@ from finetune.data.labels import (
 )
 from finetune.errors import Findings, UserError, suggestion
 
-
 #: What programs write for a missing value, in lower case. NA and None may be names.
 _MISSING = ("nan", "null", "n/a", "#n/a", "<na>", "nat", "\\n")
 
