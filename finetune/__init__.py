@@ -69,10 +69,28 @@ _MODULES = {
     "sets.search": "search",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
-__all__ = ["Check", "Comparison", "Diverged", "Evaluation", "Export", "FilePrediction"]
-__all__ += ["ImageRecipe", "Predictor", "Push", "Recipe", "Report", "Run", "RunError", "RunSet"]
-__all__ += ["Scoring", "TextRecipe", "TokenRecipe", "UserError", "check", "compare", "create_app"]
-__all__ += [
+__all__ = [
+    "Check",
+    "Comparison",
+    "Diverged",
+    "Evaluation",
+    "Export",
+    "FilePrediction",
+    "ImageRecipe",
+    "Predictor",
+    "Push",
+    "Recipe",
+    "Report",
+    "Run",
+    "RunError",
+    "RunSet",
+    "Scoring",
+    "TextRecipe",
+    "TokenRecipe",
+    "UserError",
+    "check",
+    "compare",
+    "create_app",
     "evaluate",
     "export",
     "launch",
@@ -82,8 +100,9 @@ __all__ += [
     "push",
     "repeat",
     "report",
+    "search",
+    "train",
 ]
-__all__ += ["search", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -349,9 +349,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the thresholds of labels are not folded into the saved model",
-        "finetune/pipeline/train.py",
-        "head.fold(layer, np.ones(len(shift)), shift)",
-        "head.fold(layer, np.ones(len(shift)), 0 * shift)",
+        "finetune/models/head.py",
+        "_scaled(bias.double(), factor, torch.as_tensor(shift).to(factor))",
+        "_scaled(bias.double(), factor)",
         ("B4",),
     ),
     Mutation(
@@ -378,8 +378,8 @@ MUTATIONS = (
     Mutation(
         "labels are suspected where the model is least confident",
         "finetune/statistics/mistakes.py",
-        'np.argsort(-rows.summary.confidence, kind="stable")[:confident]',
-        'np.argsort(rows.summary.confidence, kind="stable")[:confident]',
+        'np.argsort(-confidence, kind="stable")[:confident]',
+        'np.argsort(confidence, kind="stable")[:confident]',
         ("E9",),
     ),
     Mutation(

@@ -4,6 +4,7 @@ python -m finetune RECIPE [flags]
 """
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -68,6 +69,8 @@ def main(words: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no C++ stacks of closed connections
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no "USDT: profiler_start" from --profile
     stopping.keep_secrets()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whose encoding may lack letters of the data
+        sys.stdout.reconfigure(errors="backslashreplace")
     is_json = "--json" in words
     answer: Mapping[str, Any]
     try:

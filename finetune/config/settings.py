@@ -22,12 +22,7 @@ from finetune.data.comma_list import format_option
 from finetune.errors import Findings, UserError, masked
 from finetune.recipe import Recipe, catalog
 from finetune.runtime import distributed, hub
-from finetune.training.options import (
-    describe_unknown,
-    find_type_mistake,
-    merge_options,
-    without_none,
-)
+from finetune.training.options import check_types, merge_options, without_none
 
 if TYPE_CHECKING:
     from finetune.config.parser import RecipeParser
@@ -97,16 +92,9 @@ class Settings:
             if options.get(name) is not None:
                 options = {**options, name: memory.store(options[name])}
         parser = RecipeParser(catalog.find(recipe))
-        hints = {**get_type_hints(RunOptions), "output_dir": str, "num_processes": Any}
-        keywords: dict[str, Any] = {}
-        for name, value in options.items():
-            if name not in parser.names:
-                message = describe_unknown(f"'{name}'", parser.names)
-                parser.report.error(message, name="unknown_option")
-            elif mistake := find_type_mistake(name, value, hints.get(name, Any)):
-                parser.report.error(mistake)
-            else:
-                keywords[name] = value
+        hints = dict.fromkeys(parser.names, Any) | get_type_hints(RunOptions)
+        hints |= {"output_dir": str, "num_processes": Any}
+        keywords = check_types(options, hints, parser.report)
         words = [f"{name}={value!r}" for name, value in keywords.items()]
         command = f"finetune.train({', '.join([repr(catalog.origin(parser.recipe)), *words])})"
         settings = cls._resolve(parser, keywords, command)
@@ -248,7 +236,7 @@ def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
     may_have_mistakes = is_local or other_words or not options.keys() <= set(_SOURCES)
     hub.go_offline(sources)
     if distributed.is_main_process() and not may_have_mistakes:
-        hub.require(sources, embedded=bool(recipe.embedded), packaged=recipe.packaged_model)
+        hub.require(sources, recipe)
 
 
 def _read_config(parser: RecipeParser, config: str) -> dict[str, Any]:

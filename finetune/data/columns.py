@@ -24,6 +24,9 @@ from finetune.data.labels import (
 )
 from finetune.errors import Findings, UserError, suggestion
 
+#: What programs write for a missing value, in lower case. NA and None may be names.
+_MISSING = ("nan", "null", "n/a", "#n/a", "<na>", "nat", "\\n")
+
 
 def parse_names(flag: str, text: Any) -> list[str]:
     """Return the column names in the value of an option, a text or a list; [] for None.
@@ -256,6 +259,11 @@ def check_names(dataset: DatasetDict, report: Findings) -> None:
         names = f"{list_names(unmapped)} in the data (labels: {list_names(classes)})"
         report.error(f"--label_map: no label {names}")
     counts = sum((Counter(targets.counts(rows)) for rows in dataset.values()), Counter())
+    if missing := [name for name in classes if name.strip().lower() in _MISSING]:
+        report.warning(
+            f"{list_names(missing)}: read as a class, but may be a missing value",
+            fix="if it is one, leave the field empty, and --drop_invalid leaves these rows out",
+        )
     if similar := similar_names(classes[number] for number, _ in counts.most_common()):
         pairs, quoted = [], []
         for spellings in similar:

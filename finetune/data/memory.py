@@ -94,6 +94,11 @@ def _write(path: Path, split: str, rows: Any) -> None:
 def _as_table(split: str, rows: Any) -> pa.Table:
     """Return rows as a table. Keys that a dict lacks are null; a named index becomes a column."""
     if isinstance(rows, Dataset):
+        if rows.format["type"] == "custom":
+            raise UserError(
+                f"dataset: the {split} data has a transform (with_transform), which cannot be "
+                "stored: apply it by map"
+            )
         return rows.with_format("arrow")[:].cast(rows.features.arrow_schema)
     if isinstance(rows, pd.DataFrame):
         frame = rows.reset_index(drop=not any(rows.index.names))

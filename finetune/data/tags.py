@@ -328,11 +328,27 @@ class TagReader:
                     f"{start} to {end}",
                 )
             content = value[start:end].strip()
+            if isinstance(span, Mapping):
+                _require_text(span.get("text"), content)
             is_padded = is_padded or content != value[start:end]
             start += value[start:end].find(content)
             _add_span(tags, places, start, start + len(content), name, repr(content))
         self.padded.append(is_padded)
         return value, places, tags
+
+
+def _require_text(text: Any, content: str) -> None:
+    """Raise :class:`Invalid` if a span of Label Studio has another text than its place; blanks,
+    and line breaks, which may be written as ``\\n``, do not count.
+    """
+    if not isinstance(text, str):
+        return
+    if "".join(text.replace("\\n", "").split()) != "".join(content.split()):
+        raise Invalid(
+            "with a span whose 'text' is not at its place (positions count characters; in "
+            "JavaScript an emoji counts twice)",
+            f"{text!r}, and {content!r} there",
+        )
 
 
 def _refuse_halves(names: Iterable[str], report: Findings, *, have_spans: bool) -> None:

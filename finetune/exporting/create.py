@@ -3,6 +3,7 @@ with each other.
 """
 
 import contextlib
+import functools
 import inspect
 import itertools
 import logging
@@ -28,8 +29,8 @@ from finetune.exporting.quantization import quantize_weights
 from finetune.models.families import NOT_EXPORTED
 from finetune.predicting.engines import OnnxSession
 from finetune.predicting.files import EXPORT, FOLDER, MODEL, TOKENIZER, Export, ExportFacts
+from finetune.predicting.inference import FastTokenizer, text_inference
 from finetune.predicting.session import TorchSession
-from finetune.predicting.text import FastTokenizer, text_inference
 from finetune.recipe.run import Run
 from finetune.runtime import hub
 from finetune.runtime.files import hash_file
@@ -83,7 +84,7 @@ def export(
     run = Run.load(run, trust_recipe=trust_recipe)
     if run.unfinished:
         raise UserError(run.unfinished)
-    recipe: Any = run.recipe(scores=False)
+    recipe = run.recipe(scores=False)
     facts = facts_of(run, recipe)
     config = recipe.model_config
     if config is not None and config.model_type in NOT_EXPORTED:
@@ -194,12 +195,13 @@ class _Verification:
         alone[self._places] = np.concatenate([export([text]) for text in texts])
         export = text_inference(tokenizer, facts, session, facts.encoding["max_length"])
         padded[self._places] = export(texts)
-        agreements = [self._agreement(alone, outputs), self._agreement(alone, padded)]
-        neighbours: dict[str, Any] = {"rows": len(texts)}
+        agreement = functools.partial(self._run.kind.agreement, self._labels)
+        in_batch, with_padding = agreement(alone, outputs), agreement(alone, padded)
+        neighbours = {"rows": len(texts)}
         for name in ("changed", "largest_difference"):
-            values = [agreement[name] for agreement in agreements]
-            neighbours[name] = np.max(values).item()  # NaN if one is
-        return self._agreement(self._reference, outputs) | {"neighbours": neighbours}, outputs
+            greater = np.maximum(in_batch[name], with_padding[name])  # NaN if one is
+            neighbours[name] = greater.item()
+        return agreement(self._reference, outputs) | {"neighbours": neighbours}, outputs
 
     def scores(self, outputs: np.ndarray) -> dict[str, Any]:
         """Return the score of logits on the validation rows, and its difference to fp32."""
@@ -210,12 +212,12 @@ class _Verification:
         difference = estimate_difference(reference, answers, {name: metric})
         return {"score": estimate(answers, {name: metric}), "difference": difference}
 
-    def _agreement(self, first: np.ndarray, second: np.ndarray) -> dict[str, Any]:
-        return self._run.kind.agreement(self._labels, first, second)
-
 
 def _make_texts(texts: Sequence[Any], max_length: int) -> list[Any]:
     """Return texts, tuples of texts or lists of words, of 1, 4, 16 ... and ``max_length`` words."""
+    if isinstance(texts[0], tuple):
+        columns = zip(*texts, strict=True)
+        return list(zip(*(_make_texts(column, max_length) for column in columns), strict=True))
     counts = [1]
     while counts[-1] < max_length:
         counts.append(min(_STEP * counts[-1], max_length))
@@ -224,13 +226,8 @@ def _make_texts(texts: Sequence[Any], max_length: int) -> list[Any]:
         words_of_all = itertools.cycle(itertools.chain(*texts))
         longest = list(itertools.islice(words_of_all, max_length))
         return [longest[:count] for count in counts]
-    columns = zip(*([text] if isinstance(text, str) else text for text in texts), strict=True)
-    words = [" ".join(column[:max_length]).split() for column in columns]
-    rows = []
-    for count in counts:
-        row = tuple(" ".join(part[:count]) for part in words)
-        rows.append(row if isinstance(texts[0], tuple) else row[0])
-    return rows
+    words = " ".join(texts[:max_length]).split()
+    return [" ".join(words[:count]) for count in counts]
 
 
 def _has_changed(check: dict[str, Any]) -> bool:

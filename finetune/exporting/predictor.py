@@ -13,9 +13,9 @@ import pandas as pd
 
 from finetune.data import words
 from finetune.errors import UserError, suggestion
-from finetune.predicting.engines import require_engine
+from finetune.predicting.engines import OnnxSession, require_engine
 from finetune.predicting.files import EXPORT, Export, ExportFacts, digest_of_model
-from finetune.predicting.inference import Inference
+from finetune.predicting.inference import FastTokenizer, Inference, text_inference
 from finetune.runs.records import Manifest
 from finetune.tasks import decoding
 
@@ -124,8 +124,6 @@ class Predictor:
     @functools.cached_property
     def _inference(self) -> Inference:
         """The loaded model."""
-        from finetune.predicting.text import FastTokenizer, text_inference
-
         facts = self.facts
         if self.engine == "torch":
             from finetune.predicting.session import TorchSession
@@ -133,8 +131,6 @@ class Predictor:
             kernels = self._run.manifest.arguments.get("cpu_kernels", "auto")
             session = TorchSession(self._run.model(), cpu_kernels=kernels)
             return text_inference(self._recipe.processing_class(), facts, session)
-        from finetune.predicting.engines import OnnxSession
-
         path = self._export.path
         bf16 = facts.function is not None and not self._labels_words
         engine = OnnxSession(path, facts, self.engine, bf16=bf16)
@@ -207,7 +203,7 @@ def facts_of(run: Run, recipe: Any) -> ExportFacts:
     run.require_model()
     if not isinstance(recipe, TextRecipe):
         raise UserError(f"{run.path}: expected a run that reads texts; use finetune.predict")
-    tokenizer: Any = recipe.processing_class()
+    tokenizer = recipe.processing_class()
     padding = {
         "input_ids": tokenizer.pad_token_id,
         "token_type_ids": tokenizer.pad_token_type_id,

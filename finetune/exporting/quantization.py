@@ -66,7 +66,7 @@ def quantize_weights(path: Path) -> None:
         nodes.extend(graph.quantized(node))
     del model.graph.node[:]
     model.graph.node.extend(nodes)
-    names: set[str] = set()
+    names = set()
     for node in nodes:
         names.update(node.input)
     weights = list(graph.added.values())

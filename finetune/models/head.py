@@ -48,15 +48,16 @@ def match_outputs(trained: Sequence[str], labels: Sequence[str]) -> list[int] | 
     return list(map(trained.index, labels))
 
 
-def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
+def fold(layer: torch.nn.Linear, scale: np.ndarray | float, shift: np.ndarray | float) -> None:
     """Change the weights of ``layer`` in place so that it returns ``outputs * scale + shift``.
 
-    ``scale`` and ``shift`` have shape ``(outputs,)``. The weights are computed in float64. If the
-    layer has no bias, ``shift`` must be 0.
+    ``scale`` and ``shift`` have shape ``(outputs,)``, or are numbers. The weights are computed in
+    float64. If the layer has no bias, ``shift`` must be 0.
     """
     bias: torch.Tensor | None = layer.bias
     assert bias is not None or not np.any(shift)
     factor = torch.as_tensor(scale, dtype=torch.float64, device=layer.weight.device)
+    factor = factor.expand(layer.out_features)
     with torch.no_grad():
         layer.weight.copy_(_scaled(layer.weight.double(), factor[:, None]))
         if bias is not None:
@@ -86,7 +87,7 @@ def scale_outputs(layer: torch.nn.Linear, scale: np.ndarray) -> None:
             layer.__class__ = ScaledLinear
             layer.register_state_dict_post_hook(_multiply_saved)  # type: ignore[no-untyped-call]
             layer.register_load_state_dict_pre_hook(_divide_loaded)  # type: ignore[no-untyped-call]
-        fold(layer, previous / scale, np.zeros(len(scale)))
+        fold(layer, previous / scale, 0.0)
         layer.scale = torch.as_tensor(scale, dtype=torch.float32)
 
 

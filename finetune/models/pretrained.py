@@ -89,12 +89,7 @@ def load_config(
 
 
 def load_tokenizer(
-    model: str,
-    revision: str | None = None,
-    truncation_side: str = "right",
-    max_length: int | None = None,
-    *,
-    labels_words: bool = False,
+    model: str, revision: str | None, truncation_side: str, max_length: int, *, labels_words: bool
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a model.
 
@@ -105,7 +100,7 @@ def load_tokenizer(
         model: The model, as for :func:`load_classifier`.
         revision: Commit, tag or branch on the Hub; None for the newest.
         truncation_side: The end that long texts lose: ``right`` or ``left``.
-        max_length: The tokens that they keep; None for the maximum of the tokenizer.
+        max_length: The tokens that they keep.
         labels_words: Whether words are tokenized one by one, each as after a blank.
 
     Raises:
@@ -113,14 +108,11 @@ def load_tokenizer(
     """
     config = load_config(model, revision)
     settings = families.tokenizer_settings(config)
-    if max_length is not None:
-        settings["model_max_length"] = max_length
+    settings |= {"truncation_side": truncation_side, "model_max_length": max_length}
     if labels_words:
         settings["add_prefix_space"] = True
     with loading(model, revision) as source:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            **source, truncation_side=truncation_side, **settings
-        )
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**source, **settings)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if labels_words and hasattr(getattr(backend, "pre_tokenizer", None), "add_prefix_space"):
         backend.pre_tokenizer.add_prefix_space = True  # type: ignore[union-attr]

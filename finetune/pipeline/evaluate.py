@@ -13,7 +13,7 @@ from finetune.data import columns, memory
 from finetune.data.digests import fingerprint, seen_in
 from finetune.data.files_of_splits import NONE, SPLITS, NoTrainSplit, guess_split
 from finetune.data.sources import Source, number_rows
-from finetune.errors import UserError, counted
+from finetune.errors import UserError, counted, first_line
 from finetune.pipeline.events import Progress, ignore, reporting
 from finetune.pipeline.results import assess, scores
 from finetune.predicting import Options
@@ -218,7 +218,7 @@ def _count_trained_on(run: Run, recipe: Recipe, evaluated: Recipe) -> int | None
         _require_same_data(run, recipe)
         unlabelled = teacher.unlabelled_rows(recipe, run.manifest.options.get("unlabelled"))
     except (UserError, OSError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = first_line(error)
         evaluated.note(
             f"cannot check whether the model was trained on some of these rows: {reason}"
         )

@@ -291,7 +291,7 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> bool:
     has_unknown = any(finding.name == "unknown_option" for finding in report.findings)
     options = {} if has_unknown else vars(recipe)
     with report.collect():
-        hub.require(options, embedded=bool(recipe.embedded), packaged=recipe.packaged_model)
+        hub.require(options, recipe)
     has_model = not (report.sentences("error") and hub.missing({**vars(recipe), "dataset": None}))
     if has_model:
         with report.collect():

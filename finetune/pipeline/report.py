@@ -53,10 +53,8 @@ def _write_suspects(run: Run) -> Path | None:
         return None
     predictions = run.predicted_rows
     rows = run.scored(predictions)
-    suspected: list[int] = []
-    if (suspicion := report_page.suspicion(run, rows)) is not None:
-        suspected = suspicion.rows[:MAX_SUSPECTS].tolist()
-    mistakes = suspects.describe_mistakes(rows, suspected, predictions)
+    suspected, _ = report_page.suspected_labels(run, rows)
+    mistakes = suspects.describe_mistakes(rows, suspected[:MAX_SUSPECTS], predictions)
     is_written = suspects.write_mistakes(
         path, run.manifest.data.tested_in, predictions, mistakes, run.user_rows
     )

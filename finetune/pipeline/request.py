@@ -30,7 +30,7 @@ from finetune.recipe.run import Run
 from finetune.rules.check import check_prediction
 from finetune.rules.options import OptionValues
 from finetune.runtime import distributed, formats, hardware
-from finetune.training.options import find_type_mistake
+from finetune.training.options import check_types
 
 STANDARD_INPUT = "-"
 #: Enough rows to sort by length, few enough to hold in memory and to predict again.
@@ -48,15 +48,8 @@ _FORMATS = {
 def parse_options(values: Mapping[str, Any], report: Findings) -> Options:
     """Return options of a prediction; report unknown names and values."""
     hints = get_type_hints(Options)
-    typed = {}
-    for name, value in values.items():
-        if name not in hints:
-            report.error(f"unknown option {name} (available: {', '.join(hints)})")
-        elif mistake := find_type_mistake(f"--{name}", value, hints[name]):
-            report.error(mistake)
-        else:
-            typed[name] = value
-    options = Options(**typed)
+    names = ", ".join(hints)
+    options = Options(**check_types(values, hints, report, f" (available: {names})"))
     with report.collect():
         check_prediction(OptionValues(**vars(options)))
     return options

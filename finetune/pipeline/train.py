@@ -20,16 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import DatasetDict, concatenate_datasets
 from scipy.special import expit, logit
-from transformers import (
-    EvalPrediction,
-    PrinterCallback,
-    ProgressCallback,
-    TrainerCallback,
-    set_seed,
-)
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, set_seed
 
 from finetune.config.settings import Settings
 from finetune.data.encoding import COLUMN
@@ -48,7 +41,6 @@ from finetune.runs import checkpoints
 from finetune.runs.directory import lock_directory, move_run_aside, unlock_directory
 from finetune.runtime import activity, distributed, stopping
 from finetune.runtime.stopping import Stopped
-from finetune.tasks.base import Task
 from finetune.training.callbacks import Bar, explained
 from finetune.training.trainer import Trainer, build_trainer
 
@@ -298,7 +290,6 @@ def _build_trainer(prepared: Prepared, all_rows: Recipe | None = None) -> tuple[
     trainer.configuration = prepared.configuration
     trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
     _emit_logs(trainer)
-    assert trainer.model is not None
     if all_rows is not None and load_model is None:
         probe.add_validation_rows(recipe, trainer.model, trainer.args)
     if has_adapter(recipe) and not hasattr(trainer.model, "merge_adapter"):
@@ -323,25 +314,6 @@ def _emit_logs(trainer: Trainer) -> None:
     trainer.callback.on_entry = lambda state, values: emit(
         Logged(state.global_step, state.max_steps, values)
     )
-
-
-def _score_as_saved(trainer: Trainer, task: Task[Any]) -> None:
-    """Let evaluations during the training score the model as it would be saved: they choose the
-    best checkpoint.
-    """
-    compute_metrics: Any = trainer.compute_metrics
-
-    def compute(prediction: EvalPrediction) -> Any:
-        if trainer.is_in_train:
-            outputs, targets = map(np.asarray, (prediction.predictions, prediction.label_ids))
-            shift = task.fit(outputs, targets)
-            if shift is not None:
-                outputs = (outputs + shift).astype(outputs.dtype)
-            prediction = EvalPrediction(outputs, targets, prediction.inputs, prediction.losses)
-        return compute_metrics(prediction)
-
-    if compute_metrics is not None:
-        trainer.compute_metrics = compute
 
 
 def _train_and_predict(
@@ -371,7 +343,7 @@ def _train_and_predict(
         Stopped: In every process, if a signal arrived. A checkpoint has the trained weights.
     """
     task = recipe.kind
-    _score_as_saved(trainer, task)
+    trainer.shifted = task.shifted
     outcome = _train(trainer, recipe, prepared)
     if trainer.args.load_best_model_at_end and not trainer.state.best_global_step:
         name = trainer.args.metric_for_best_model
@@ -383,10 +355,9 @@ def _train_and_predict(
         validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
         shift = task.fit(np.asarray(validation.predictions), np.asarray(validation.label_ids))
         if shift is not None:
-            assert trainer.model is not None
             layer = head.last_linear(trainer.model, task.width)
             weights = copy.deepcopy(layer.state_dict())
-            _fold(layer, shift)
+            head.fold(layer, 1.0, shift)
             validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
             # the probabilities that the shift moves to one half
             thresholds = dict(zip(task.labels, expit(-shift).tolist(), strict=True))
@@ -395,13 +366,12 @@ def _train_and_predict(
                 layer.load_state_dict(weights)
             is_final = True
             started = time.perf_counter()
-            assert trainer.model is not None
             probe.add_validation_rows(recipe, trainer.model, trainer.args)
             _train_final_epochs(trainer, final_recipe)
             seconds = outcome["train_seconds"] + time.perf_counter() - started
             outcome |= {"train_seconds": round(seconds, 2), "finished": _now()}
             if layer is not None and shift is not None:
-                _fold(layer, shift)
+                head.fold(layer, 1.0, shift)
         test = None if is_trial else trainer.predict(recipe.prepared["test"])
     except Stopped:
         if is_final:  # a resumed run trains these epochs again, from the last checkpoint
@@ -429,11 +399,10 @@ def _train_again(
         Stopped: As :func:`_train_and_predict`.
     """
     outcome = _train(trainer, recipe, prepared)
-    assert trainer.model is not None
     thresholds = scored_run.metrics.statistics.thresholds
     if thresholds is not None:
         shift = -logit([thresholds[label] for label in recipe.labels])
-        _fold(head.last_linear(trainer.model, recipe.kind.width), shift)
+        head.fold(head.last_linear(trainer.model, recipe.kind.width), 1.0, shift)
     output = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
     loss = (output.metrics or {})["eval_loss"]
     loss_before = scored_run.metrics.validation["loss"]
@@ -463,7 +432,7 @@ def _train(trainer: Trainer, recipe: Recipe, prepared: Prepared) -> dict[str, An
     seconds = time.perf_counter() - started
     trainer.require_finite()
     if has_adapter(recipe):  # in place; checkpoints stay the same
-        trainer.model.merge_adapter()  # type: ignore[operator, union-attr]
+        trainer.model.merge_adapter()  # type: ignore[operator]
     state = trainer.state
     return {
         "steps": state.global_step,
@@ -480,11 +449,6 @@ def _train(trainer: Trainer, recipe: Recipe, prepared: Prepared) -> dict[str, An
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _fold(layer: torch.nn.Linear, shift: np.ndarray) -> None:
-    """Add a shift of the outputs, shape ``(outputs,)``, to the last layer."""
-    head.fold(layer, np.ones(len(shift)), shift)
 
 
 def _on_all_rows(recipe: Recipe) -> Recipe:

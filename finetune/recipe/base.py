@@ -327,7 +327,7 @@ class Recipe(RecipeOptions):
         for name in ("final_epochs", "refit"):
             if training_arguments.get(name):
                 raise UserError(f"{name}: a trainer does not have it, finetune.train has")
-        hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
+        hub.require(vars(self), self)
         values = argument_values(
             self.training_defaults(training_arguments, is_loaded=True), training_arguments
         )
@@ -344,7 +344,7 @@ class Recipe(RecipeOptions):
         from finetune.checking.rows import require_splits
         from finetune.data import columns, sources
 
-        hub.require({**vars(self), "model": None}, embedded=bool(self.embedded))
+        hub.require({**vars(self), "model": None}, self)
         dataset = self.load()
         require_splits(dataset, "load")
         dataset = sources.number_rows(dataset)

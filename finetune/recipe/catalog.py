@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -107,7 +107,7 @@ def origin(recipe: type[Recipe]) -> str:
 def display_name(recipe: type[Recipe]) -> str:
     """Return the name of a recipe for messages; a path is relative to the current directory."""
     name = origin(recipe)
-    if _is_file(name):
+    if name.endswith(".py") and Path(name).is_absolute():
         return path_below_cwd(Path(name)).removeprefix("./")
     return name
 
@@ -124,10 +124,6 @@ def _import_package() -> None:
     file = getattr(sys.modules["recipes"], "__file__", None)
     if file is None or Path(file).resolve() != init:
         raise UserError(f"another package named 'recipes' was imported, {file}: rename it")
-
-
-def _is_file(name: str) -> bool:
-    return name.endswith(".py") and Path(name).is_absolute()
 
 
 # ---- files of recipes and metrics ----------------------------------------------------------------
@@ -172,7 +168,7 @@ def import_file(path: Path, kind: str) -> ModuleType:
     return module
 
 
-def refuse_untrusted(paths: Sequence[Path], kind: str, manifest: Path) -> None:
+def refuse_untrusted(paths: Iterable[Path], kind: str, manifest: Path) -> None:
     """Refuse to run the files that a manifest names, unless this process has imported them.
 
     Args:

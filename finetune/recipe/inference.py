@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from datasets import Dataset, DatasetDict, Image, List
 
 from finetune.data import ROW, words
@@ -48,16 +45,12 @@ class RecipeInference(Inference):
             kernels = options.cpu_kernels
             session = TorchSession(run.model(), bf16=is_bf16, cpu_kernels=kernels)
         device = distributed.device().type
-        threads = 1
-        one_thread = None
         if device == "cpu":
-            threads = hardware.use_threads(None)
-            # a new thread of torch starts with as many threads of its own as there are cores
-            one_thread = partial(torch.set_num_threads, 1)
+            hardware.use_threads(None)
         self.session = session
         self.batch_tokens = options.batch_tokens or default_budget(device)
         self.max_rows = None
-        self.executor = ThreadPoolExecutor(threads, initializer=one_thread)
+        self.executor = hardware.batch_executor(device)
         self._recipe = recipe
         self._keeps_columns = not run.manifest.arguments.get("remove_unused_columns", True)
         self._names = {*session.inputs, *_LABELS}

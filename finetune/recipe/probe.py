@@ -14,6 +14,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,12 +74,11 @@ def start_head(
     if recipe.initial_head == "random" or not getattr(model, FRESH_HEAD, False):
         return
     started = time.perf_counter()
+    used = arguments or _default_arguments(model)
 
     def fit() -> tuple[Linear | None, str]:
-        if arguments is None:
-            return _fit(recipe, model, arguments)
-        with explained(arguments, "encoding rows for the head", _LESS_MEMORY):
-            return _fit(recipe, model, arguments)
+        with explained(used, "encoding rows for the head", _LESS_MEMORY):
+            return _fit(recipe, model, used)
 
     linear, note = distributed.on_main_process(fit)
     if linear is not None:
@@ -90,8 +90,23 @@ def start_head(
         recipe.note(f"{NOTE}{note} ({time.perf_counter() - started:.1f} s)")
 
 
+def _default_arguments(model: Any) -> Any:
+    """Return what is read of training arguments, for a training on the default device."""
+    device = distributed.device()
+    bf16 = hardware.automatic_precision(device.type) == "bf16"
+    return SimpleNamespace(
+        device=device,
+        bf16=bf16 and model.config.model_type not in families.OVERFLOWING,
+        cpu_kernels="auto",
+        class_sampling="none",
+        max_steps=-1,
+        num_train_epochs=3.0,
+        output_dir=".",
+    )
+
+
 def _fit(
-    recipe: Recipe, model: torch.nn.Module, arguments: FinetuneArguments | None
+    recipe: Recipe, model: torch.nn.Module, arguments: FinetuneArguments
 ) -> tuple[Linear | None, str]:
     """Return the linear model of the inputs of the last layer, and a note with its score.
 
@@ -148,10 +163,8 @@ def _fit(
         count = len(first)
         if not recipe.labels_words:
             labels = labels[first]
-    shift = task.fit(outputs, labels)  # as in the evaluations of the training
-    if shift is not None:
-        outputs = (outputs + shift).astype(outputs.dtype)
-    scores = recipe.compute_metrics(EvalPrediction(outputs, labels))
+    # as in the evaluations of the training
+    scores = recipe.compute_metrics(EvalPrediction(task.shifted(outputs, labels), labels))
     score, value = next(iter(scores.items()), ("loss", loss))
     other = "--head random starts from random weights"
     if reads_mean:
@@ -222,10 +235,10 @@ def _hardly_differ(features: np.ndarray) -> bool:
 
 
 def _class_weights(
-    recipe: Recipe, arguments: FinetuneArguments | None, targets: np.ndarray
+    recipe: Recipe, arguments: FinetuneArguments, targets: np.ndarray
 ) -> np.ndarray | None:
     """Return the weights that a linear model of some training rows is fitted with."""
-    if arguments is not None and arguments.class_sampling == "balanced":
+    if arguments.class_sampling == "balanced":
         return class_weights("balanced", recipe.labels, targets)
     return recipe.weights
 
@@ -279,16 +292,14 @@ def frozen_baseline(
     yield name, outputs
 
 
-def _sample_rows(recipe: Recipe, arguments: FinetuneArguments | None) -> np.ndarray:
+def _sample_rows(recipe: Recipe, arguments: FinetuneArguments) -> np.ndarray:
     """Return the training rows that are encoded, sorted, shape ``(rows,)``."""
     if recipe.initial_head == "mean":  # which the training changes little
         return _draw(recipe, "train", _MAX_ROWS)
-    rows = len(recipe.training_rows)
-    planned = 3 * rows
-    if arguments is not None and arguments.max_steps > 0:
+    epochs: Any = arguments.num_train_epochs
+    planned = round(len(recipe.training_rows) * epochs)
+    if arguments.max_steps > 0:
         planned = arguments.max_steps * (arguments.global_batch_size or _STEP_ROWS)
-    elif arguments is not None:
-        planned = round(rows * arguments.num_train_epochs)  # type: ignore[operator]
     most = _MAX_ROWS
     if recipe.labels_words:
         most = math.ceil(_MAX_WORDS / words.count_labelled(recipe.prepared["train"], ()).mean())
@@ -339,25 +350,19 @@ class _Encoder:
     Args:
         recipe: The recipe, whose rows are prepared.
         model: A pretrained classifier; it is not changed.
-        arguments: Those of the training; None for one on the default device.
+        arguments: Those of the training.
     """
 
     def __init__(
-        self, recipe: Recipe, model: PreTrainedModel, arguments: FinetuneArguments | None
+        self, recipe: Recipe, model: PreTrainedModel, arguments: FinetuneArguments
     ) -> None:
         self._recipe = recipe
         self._model = model
-        if arguments is None:
-            device = distributed.device()
-            bf16 = hardware.automatic_precision(device.type) == "bf16"
-            bf16 = bf16 and model.config.model_type not in families.OVERFLOWING
-            self._options = {"device": device, "bf16": bf16, "use_kernels": True}
-        else:
-            self._options = {
-                "device": arguments.device,
-                "bf16": arguments.bf16,
-                "use_kernels": arguments.cpu_kernels == "auto",
-            }
+        self._options: dict[str, Any] = {
+            "device": arguments.device,
+            "bf16": arguments.bf16,
+            "use_kernels": arguments.cpu_kernels == "auto",
+        }
 
     def states(self, split: str, numbers: np.ndarray) -> States | None:
         """Return the states of some rows of a split; None if the model is not one of one head."""

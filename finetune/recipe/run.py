@@ -71,10 +71,13 @@ class Run(RunDirectory):
         from finetune.tasks import kinds
 
         manifest = self.manifest
-        facts = {"loss_function": manifest.options.get("loss_function") or ""}
-        facts["positive_label"] = manifest.options.get("positive_label")
-        facts |= manifest.task_facts
-        return kinds.KINDS[manifest.task](labels=list(manifest.labels), **facts)
+        options = manifest.options
+        return kinds.KINDS[manifest.task](
+            labels=self.labels,
+            loss_function=options.get("loss_function") or "",
+            positive_label=options.get("positive_label"),
+            **manifest.task_facts,
+        )
 
     def scored(self, table: pd.DataFrame, task: Task[Any] | None = None) -> Any:
         """Return labels and outputs of the test rows for the statistics of a task.
@@ -115,8 +118,8 @@ class Run(RunDirectory):
         options = dict(manifest.options)
         if scores:
             metrics = scoring.Scoring.from_names(options.get("metrics") or "").arguments
-            catalog.refuse_untrusted(list(scoring.files_of(metrics).values()), "metric", path)
-        elif options.get("metrics"):
+            catalog.refuse_untrusted(scoring.files_of(metrics).values(), "metric", path)
+        else:
             options["metrics"] = None
         if "model" in options:
             options |= {"model": str(self.path), "model_revision": None}
@@ -140,7 +143,7 @@ class Run(RunDirectory):
         if not (arguments := self.manifest.scoring):
             return self.recipe().compute_metrics
         files = scoring.files_of(arguments).values()
-        catalog.refuse_untrusted(list(files), "metric", self.path / MANIFEST)
+        catalog.refuse_untrusted(files, "metric", self.path / MANIFEST)
         return functools.partial(scoring.Scoring(**arguments), task=self.kind)
 
     def model(self) -> torch.nn.Module:

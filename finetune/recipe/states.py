@@ -7,9 +7,7 @@ bit for any number of threads and processes.
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from transformers import PreTrainedModel
 from finetune.data.lengths import cut_by_length, default_budget, lengths_of
 from finetune.data.words import UNLABELLED
 from finetune.models import cpu, head
+from finetune.runtime import hardware
 
 _ROWS_OF_IMAGES = 32  # of a batch
 
@@ -109,10 +108,7 @@ def encode(
     if on_cpu and use_kernels:
         cpu.for_inference(model, bf16=bf16)
     batches = cut_by_length(lengths, budget)
-    # a new thread of torch starts with as many threads of its own as there are cores
-    use_one = partial(torch.set_num_threads, 1) if on_cpu else None
-    threads = torch.get_num_threads() if on_cpu else 1
-    with ThreadPoolExecutor(threads, initializer=use_one) as executor:
+    with hardware.batch_executor(device.type) as executor:
         parts = list(executor.map(compute, batches))
     hook.remove()
     numbers, head_inputs, means = map(np.concatenate, zip(*parts, strict=True))

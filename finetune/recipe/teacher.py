@@ -29,8 +29,7 @@ from finetune.errors import UserError, counted
 from finetune.predicting import Options
 from finetune.predicting.engines import OnnxSession, require_engine
 from finetune.predicting.files import EXPORT, Export, ExportFacts, digest_of_model
-from finetune.predicting.inference import Inference
-from finetune.predicting.text import FastTokenizer, text_inference
+from finetune.predicting.inference import FastTokenizer, Inference, text_inference
 from finetune.recipe import catalog
 from finetune.recipe.run import Run
 from finetune.runtime import activity, files

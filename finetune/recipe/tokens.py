@@ -57,9 +57,6 @@ class TokenRecipe(TextRecipe):
         )
         return reader.read(dataset, self.report)
 
-    def split(self, dataset: DatasetDict) -> DatasetDict:
-        return super(TextRecipe, self).split(dataset)
-
     def encoding_facts(self) -> dict[str, Any]:
         tokenizer: Any = self.processing_class()
         columns = {"token_columns": self.token_columns, "unk_token_id": tokenizer.unk_token_id}

@@ -74,7 +74,7 @@ def _describe_scores(run: Run) -> tuple[dict[str, list[Any]], str]:
     statistics = run.statistics
     table = run.predicted_rows
     rows = run.scored(table)
-    sections: dict[str, list[Any]] = {
+    sections = {
         "Scores": [
             tables.scores(run),
             tables.metrics("Other scores of the model", statistics, run.headline),
@@ -85,18 +85,6 @@ def _describe_scores(run: Run) -> tuple[dict[str, list[Any]], str]:
         sections[name.capitalize()] = _SECTIONS[name](run, table, rows)
     scores = "; ".join(tables.format_score(name, statistics.metrics[name]) for name in run.headline)
     return sections, scores
-
-
-def suspicion(run: Run, rows: Any) -> mistakes.Suspicion | None:
-    """Return which labels of the test rows may be wrong. None if the model is significantly better
-    than none of the baselines in the first metric of the headline that has a known direction.
-    """
-    better = tables.directions(run.manifest)
-    metric = next((name for name in run.headline if name in better), "")
-    for gaps in run.statistics.differences.values():
-        if metric in gaps and tables.sign(gaps[metric]) == better[metric]:
-            return mistakes.suspicion(rows)
-    return None
 
 
 def _prediction_blocks(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[Any]:
@@ -132,7 +120,7 @@ def _label_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
 def _probability_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
     statistics = run.statistics
     calibration = statistics.calibration
-    curves: list[Any] = []
+    curves = []
     sentence = "Of predicted entities, whose probability is the mean of their words. "
     if rows.kind == "classes":
         curves = plots.ranking(rows, statistics.classes or {})
@@ -193,15 +181,26 @@ def _slice_table(
     return Table(caption, ["slice", counted, *scores, ""], cells)
 
 
-def _describe(suspects: mistakes.Suspicion | None) -> str:
-    """Return a sentence about labels that may be wrong."""
+def suspected_labels(run: Run, rows: Any) -> tuple[list[int], str]:
+    """Return which test rows, or which mistakes in entities, may have a wrong label, the most
+    confident prediction first, and a sentence about them. There are none unless the model is
+    significantly better than a baseline in the first metric of the headline that has a known
+    direction.
+    """
+    better = tables.directions(run.manifest)
+    metric = next((name for name in run.headline if name in better), "")
+    suspects = None
+    for gaps in run.statistics.differences.values():
+        if metric in gaps and tables.sign(gaps[metric]) == better[metric]:
+            suspects = mistakes.suspicion(rows)
+            break
     if suspects is None:
-        return (
+        return [], (
             "No label is suspected: the model beats no baseline, or there are too few rows "
             "or too many mistakes."
         )
     rate = suspects.wrong
-    return (
+    return suspects.rows.tolist(), (
         f"Of the {suspects.confident:,} most confident predictions, {len(suspects.rows):,} "
         "contradict the label, which may be wrong: check these rows by hand. At most about "
         f"{rate.value:.1%} of all labels are wrong (95% CI {rate.low:.1%} to {rate.high:.1%})."
@@ -210,11 +209,8 @@ def _describe(suspects: mistakes.Suspicion | None) -> str:
 
 def _mistake_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     wrong = mistakes.most_confident(rows)
-    suspects = suspicion(run, rows)
-    suspected: Sequence[int] | np.ndarray = ()
-    sentence = f"{len(wrong):,} of {len(rows):,} predictions are wrong. {_describe(suspects)}"
-    if suspects is not None:
-        suspected = suspects.rows
+    suspected, sentence = suspected_labels(run, rows)
+    sentence = f"{len(wrong):,} of {len(rows):,} predictions are wrong. {sentence}"
     summary = rows.summary
     names = rows.names
     examples = []
@@ -240,10 +236,7 @@ def _entity_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[
 
 def _error_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[Any]:
     wrong = np.count_nonzero(~rows.is_correct)
-    suspects = suspicion(run, rows)
-    suspected: Sequence[int] | np.ndarray = ()
-    if suspects is not None:
-        suspected = suspects.rows
+    suspected, sentence = suspected_labels(run, rows)
     lines: dict[int, list[Cell]] = {}
     for number, mistake in enumerate(rows.mistakes):
         if mistake.row in lines or len(lines) == _MAX_MISTAKES:
@@ -256,10 +249,10 @@ def _error_blocks(run: Run, table: pd.DataFrame, rows: ScoredEntities) -> list[A
         lines[mistake.row] = [Cell(str(row["id"])), Cell(_marked(row), kind="text"), probability]
     sentence = (
         f"{wrong:,} of {len(rows):,} rows have an entity that is missed, spurious, of another "
-        "type or of other words. Below, the labels of a row come first, then its predictions."
+        "type or of other words. Below, the labels of a row come first, then its predictions. "
+        f"{sentence}"
     )
     header = ["row", "labels and predictions", "probability"]
-    sentence += f" {_describe(suspects)}"
     return [sentence, Table("The most confident mistakes", header, list(lines.values()))]
 
 

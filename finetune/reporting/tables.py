@@ -277,7 +277,7 @@ def classes(statistics: Statistics) -> Table:
 
 def targets(statistics: Statistics) -> Table:
     """Return a table of the scores of each target; without rows if there is only one."""
-    values: Mapping[str, Mapping[str, Any]] = statistics.targets or {}
+    values = statistics.targets or {}
     names = list(next(iter(values.values()), {}))
     rows = [score_row(target, scores, names) for target, scores in values.items()]
     return Table(

@@ -227,7 +227,7 @@ class _Wandb(library.WandbCallback):
 
 def _active_run() -> Any:
     """Return the active MLflow run of this process; None without one, or without MLflow."""
-    mlflow: Any = sys.modules.get("mlflow")
+    mlflow = sys.modules.get("mlflow")
     if mlflow is None:
         return None
     return mlflow.active_run()

@@ -16,18 +16,11 @@ from typing import Any, ClassVar, Self, get_type_hints
 
 from finetune.errors import UserError
 from finetune.runtime.files import to_json_values, write_whole
-from finetune.statistics.results import Statistics
+from finetune.statistics.results import Part, Statistics
 
 MANIFEST = "run.json"  # a directory that has it is a run
 METRICS = "metrics.json"
 SCHEMA = 1
-
-
-class Part:
-    """A dataclass whose fields can be read by key too, as in its JSON: ``run.metrics["test"]``."""
-
-    def __getitem__(self, name: str) -> Any:
-        return vars(self)[name]
 
 
 @dataclass(frozen=True, kw_only=True)

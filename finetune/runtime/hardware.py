@@ -1,6 +1,8 @@
 """Choose the precision and the number of threads of a process."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from joblib import cpu_count
@@ -65,3 +67,14 @@ def use_threads(num_threads: int | None) -> int:
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
     torch.set_num_threads(num_threads)
     return num_threads
+
+
+def batch_executor(device_type: str) -> ThreadPoolExecutor:
+    """Return an executor whose threads compute whole batches: on a CPU as many as torch has, each
+    on one core; elsewhere one.
+    """
+    if device_type != "cpu":
+        return ThreadPoolExecutor(1)
+    # a new thread of torch starts with as many threads of its own as there are cores
+    use_one = partial(torch.set_num_threads, 1)
+    return ThreadPoolExecutor(torch.get_num_threads(), initializer=use_one)

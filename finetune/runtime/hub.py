@@ -82,13 +82,13 @@ def go_offline(options: Mapping[str, Any]) -> None:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def require(options: Mapping[str, Any], *, embedded: bool = False, packaged: str = "") -> None:
+def require(options: Mapping[str, Any], recipe: Any = None) -> None:
     """Require that the Hub answers within a second, if a download is :func:`missing`.
 
     Args:
         options: The options that name data set and model.
-        embedded: Whether ``--embedded`` is an alternative.
-        packaged: A model from an installed package, if it is an alternative.
+        recipe: The recipe, or its class, whose ``embedded`` and ``packaged_model`` may be
+            alternatives.
 
     Raises:
         UserError: With the alternatives.
@@ -100,10 +100,11 @@ def require(options: Mapping[str, Any], *, embedded: bool = False, packaged: str
         return
     reason = "HF_HUB_OFFLINE is set" if is_offline else f"{endpoint} does not answer"
     alternatives = []
-    if embedded:
+    if getattr(recipe, "embedded", None):
         alternatives.append("--embedded: data and model from installed packages")
-    if packaged and "model" in names:
-        alternatives.append(f"--model {packaged}: a small model, no download")
+    packaged_model = getattr(recipe, "packaged_model", "")
+    if packaged_model and "model" in names:
+        alternatives.append(f"--model {packaged_model}: a small model, no download")
     alternatives += [
         f"{', '.join(_OWN_FILES[name] for name in names)}: your own files",
         "HF_ENDPOINT=https://a.mirror, HF_HUB_OFFLINE=0 or HF_HOME=/a/filled/cache before the "

@@ -255,7 +255,7 @@ def _answers(model: Predictor, frame: pd.DataFrame) -> list[dict[str, Any]]:
     group = "probabilities" if LABEL in frame else PREDICTION
     answers = []
     for row in frame.to_dict("records"):
-        answer: dict[str, Any] = {name: row.pop(name) for name in names}
+        answer = {name: row.pop(name) for name in names}
         if model.labels:
             answer[group] = dict(zip(model.labels, row.values(), strict=True))
         answers.append(answer)

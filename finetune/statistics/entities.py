@@ -117,7 +117,7 @@ class ScoredEntities(NamedRows):
     @functools.cached_property
     def mistakes(self) -> list[EntityMistake]:
         """What is predicted wrong, the most confident first."""
-        wrong: list[tuple[Any, ...]] = []
+        wrong = []
         for is_predicted, entities, confidence, is_right in (
             (False, self.labels, self.confidence_at_labels, self.is_found),
             (True, self.predicted, self.confidence, self.is_right),

@@ -112,10 +112,12 @@ def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
     has_few_seeds = is_over_seeds and len(replicates) < 3
     if has_few_seeds or rows < fewest or not np.isfinite(replicates).all():
         return Estimate(value)
-    with np.errstate(all="ignore"):
-        scaled = replicates if scale.forward is None else scale.forward(replicates)
-    is_scaled = scale.forward is not None and bool(np.isfinite(scaled).all())
-    scaled = scaled if is_scaled else replicates  # e.g. the logarithm of an error of 0
+    scaled, back = replicates, scale.back
+    if scale.forward is not None:
+        with np.errstate(all="ignore"):
+            scaled = scale.forward(replicates)
+    if not np.isfinite(scaled).all():  # e.g. the logarithm of an error of 0
+        scaled, back = replicates, np.positive
     mean = scaled.mean(axis=0)
     if is_over_seeds:
         error, quantile = _error_over_seeds(scaled)
@@ -129,9 +131,8 @@ def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
         ends = np.array(wilson(center, size if size > 0 else rows, quantile))
         ends = ends * width + scale.lowest
     else:
-        ends = mean[0] + error * quantile * np.array([-1.0, 1.0])
-        ends = scale.back(ends) if is_scaled else np.clip(ends, scale.lowest, scale.highest)
-        ends = np.sort(ends)
+        ends = np.sort(back(mean[0] + error * quantile * np.array([-1.0, 1.0])))
+        ends = np.clip(ends, scale.lowest, scale.highest)
     return Estimate(value, min(value, float(ends[0])), max(value, float(ends[1])))
 
 

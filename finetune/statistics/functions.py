@@ -25,7 +25,7 @@ NUMBER = Scale(-math.inf, math.inf, np.positive)
 Function = Callable[[Any], np.ndarray]
 
 
-def _divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+def divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     """Return the quotient; 0 where the denominator is 0."""
     return np.where(denominator == 0, 0.0, numerator / np.where(denominator == 0, 1, denominator))
 
@@ -44,14 +44,14 @@ def _averaged(name: str, average: str) -> Function:
     def function(rows: Any) -> np.ndarray:
         correct, true, predicted = rows.tallies
         denominator = {"precision": predicted, "recall": true, "f1": (true + predicted) / 2}[name]
-        scores = _divide(correct, denominator)
+        scores = divide(correct, denominator)
         occurs = true + predicted > 0
         if average == "micro":
-            scores = _divide(correct.sum(axis=1), denominator.sum(axis=1))
+            scores = divide(correct.sum(axis=1), denominator.sum(axis=1))
         elif average == "binary":
             scores = scores[:, rows.positive]
         elif average == "weighted":
-            scores = _divide((scores * true).sum(axis=1), true.sum(axis=1))
+            scores = divide((scores * true).sum(axis=1), true.sum(axis=1))
         elif rows.kind == "labels":
             scores = scores.mean(axis=1)
         else:
@@ -67,7 +67,7 @@ def _matthews_correlation(rows: ScoredRows) -> np.ndarray:
     count = true.sum(axis=1)
     covariance = correct.sum(axis=1) * count - (true * predicted).sum(axis=1)
     variances = (count**2 - (predicted**2).sum(axis=1)) * (count**2 - (true**2).sum(axis=1))
-    return _divide(covariance, np.sqrt(variances))
+    return divide(covariance, np.sqrt(variances))
 
 
 def _quadratic_kappa(rows: ScoredRows) -> np.ndarray:
@@ -81,7 +81,7 @@ def _quadratic_kappa(rows: ScoredRows) -> np.ndarray:
     # the sum of true_i predicted_j (i - j)^2 / count over all pairs, multiplied out
     squares = (true * classes**2).sum(axis=1) + (predicted * classes**2).sum(axis=1)
     products = (true * classes).sum(axis=1) * (predicted * classes).sum(axis=1)
-    expected = squares - 2 * _divide(products, count)
+    expected = squares - 2 * divide(products, count)
     is_undefined = expected <= 1e-9 * squares  # zero but for rounding
     kappa = 1 - off_squared / np.where(is_undefined, 1, expected)
     return np.where(is_undefined, np.nan, kappa)
@@ -105,7 +105,7 @@ def _mean_area(curve: int) -> Function:
 def _f1_of_rows(rows: ScoredLabels) -> np.ndarray:
     """Return the F1 of each row, shape ``(rows,)``; 0 without true and predicted labels."""
     entries = rows.labels.sum(axis=1) + rows.decided.sum(axis=1)
-    return _divide(2 * (rows.labels & rows.decided).sum(axis=1), entries)
+    return divide(2 * (rows.labels & rows.decided).sum(axis=1), entries)
 
 
 def _log_losses(rows: ScoredLabels) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from finetune.data.labels import list_names
 from finetune.statistics import estimates
 from finetune.statistics.estimates import Estimate, share, shares
-from finetune.statistics.functions import AVERAGED, NUMBER, ROWS, SHARE, TOP, Metric
+from finetune.statistics.functions import AVERAGED, NUMBER, ROWS, SHARE, TOP, Metric, divide
 from finetune.statistics.scored import PRECISION, ROC, Kind, NamedRows
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ METRICS: Mapping[tuple[str, str], Metric] = {(row.kind, row.name): row for row i
 _STANDARD = {
     "classes": ("log_loss", "brier_score", "roc_area"),
     "labels": tuple(row.name for row in ROWS if row.kind == "labels"),
-    "numbers": (),
-    "entities": (),
 }
 #: Of two classes, the scores of the positive one.
 _BINARY = (*(f"{name}_binary" for name in AVERAGED), "average_precision")
@@ -137,7 +135,7 @@ def extra_metrics(kind: Kind, classes: int) -> dict[str, Metric]:
 def with_standard(rows: Any, metrics: NamedMetrics) -> dict[str, Metric]:
     """Return ``metrics`` and the metrics that are reported for every recipe."""
     standard = dict(metrics)
-    names = _STANDARD[rows.kind]
+    names = _STANDARD.get(rows.kind, ())
     if rows.kind == "classes" and len(rows.names) == 2:
         names += _BINARY
     for name in (*names, *extra_metrics(rows.kind, len(rows.names))):
@@ -292,9 +290,9 @@ def score_entities(
     scores: dict[str, list[Estimate]] = {}
     parts = {"precision": predicted, "recall": true, "f1": (true + predicted) / 2}
     for name, total in parts.items():
-        values = np.divide(correct, total, out=np.zeros_like(correct), where=total > 0)
         scores[name] = []
-        for replicates, hits, count in zip(values.T, correct[0], total[0], strict=True):
+        columns = zip(divide(correct, total).T, correct[0], total[0], strict=True)
+        for replicates, hits, count in columns:
             limit = max(1.0, count)
             if min(hits, count - hits) >= MIN_WRONG_ROWS:
                 limit = math.inf
@@ -318,7 +316,7 @@ def describe_classes(rows: Any) -> dict[str, Any]:
     areas = {"roc_area": ROC} if rows.kind == "classes" else {}
     if rows.kind != "entities":
         areas |= {"pr_area": PRECISION}
-    table: dict[str, dict[str, Any]] = {}
+    table = {}
     for number, name in enumerate(rows.names):
         table[name] = {score: asdict(column[number]) for score, column in scores.items()}
         fewer = min(supports[number], len(rows) - supports[number])

@@ -82,7 +82,7 @@ def suspicion(rows: Any) -> Suspicion | None:
 
 def _slice_names(tokens: pd.Series[int] | None, table: pd.DataFrame) -> list[pd.Series[str]]:
     """Return for each way to slice rows, by tokens and by columns, the name of each row's slice."""
-    names: list[pd.Series[str]] = []
+    names = []
     if tokens is not None:
         quarters = tokens.groupby(pd.qcut(tokens, 4, labels=False, duplicates="drop"), dropna=False)
         names.append(quarters.transform(lambda part: f"{part.min():,} to {part.max():,} tokens"))
@@ -156,7 +156,7 @@ def entity_slices(
     ) -> Iterator[dict[str, Any]]:
         estimates = score_entities(*counts)
         for number, name in enumerate(names):
-            facts: dict[str, Any] = {"name": name, "entities": int(counts[1][0, number])}
+            facts = {"name": name, "entities": int(counts[1][0, number])}
             for score in scores:
                 estimate = estimates[score][number]
                 facts[score] = asdict(estimate)
@@ -167,11 +167,11 @@ def entity_slices(
     labelled = rows.tally(rows.labels[:, 0], is_new, 2)
     hits = rows.tally(rows.labels[rows.is_found, 0], is_new[rows.is_found], 2)
     names = ["entities of the training rows", "other entities"]
-    known: list[dict[str, Any]] = []
+    known = []
     for facts in describe(names, [hits, labelled, labelled], ["recall"]):
         if facts["entities"]:
             known.append(facts)
-    parts: list[dict[str, Any]] = []
+    parts = []
     for slice_of_row in _slice_names(tokens, table):
         codes, slices_of_rows = pd.factorize(slice_of_row)
         counts = []

@@ -4,8 +4,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+class Part:
+    """A dataclass whose fields can be read by key too, as in its JSON: ``run.metrics["test"]``."""
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self)[name]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Statistics:
+class Statistics(Part):
     """What the test rows say beyond the metrics of the recipe.
 
     An interval is ``{"value": ..., "low": ..., "high": ...}``, a 95% confidence interval; its ends
@@ -24,6 +31,3 @@ class Statistics:
     targets: dict[str, Any] | None = None  # of several numbers: the metrics of each
     thresholds: dict[str, float] | None = None  # by label, fitted on validation rows and folded in
     notes: list[str] = field(default_factory=list)  # what was bounded, left out or went wrong
-
-    def __getitem__(self, name: str) -> Any:
-        return vars(self)[name]

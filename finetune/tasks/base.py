@@ -225,6 +225,13 @@ class Task(ABC, Generic[S]):
         """
         return None
 
+    def shifted(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Return the outputs with the shift that :meth:`fit` fits on them."""
+        shift = self.fit(outputs, targets)
+        if shift is not None:
+            outputs = (outputs + shift).astype(outputs.dtype)
+        return outputs
+
     def decide(self, outputs: np.ndarray) -> np.ndarray:
         """Return the ``predictions`` for metrics, shape ``(rows,)`` or ``(rows, outputs)``; by
         default the most probable class.

@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.optimization import get_scheduler
 from transformers.utils.import_utils import is_in_notebook
 
-from finetune.errors import UserError
+from finetune.errors import Findings, UserError
 from finetune.rules.check import check_arguments
 from finetune.rules.options import OptionValues
 from finetune.runtime import distributed, hardware
@@ -157,14 +157,9 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
         if user_options.get(name) is None:
             user_options.pop(name, None)
     merged = {**defaults, **user_options}
-    mistakes = []
-    for name, value in merged.items():
-        if name not in names:
-            mistakes.append(options.describe_unknown(f"'{name}'", names))
-        elif mistake := options.find_type_mistake(f"--{name}", value, hints[name]):
-            mistakes.append(mistake)
-    if mistakes:
-        raise UserError(*mistakes)
+    report = Findings()
+    options.check_types(merged, {name: hints[name] for name in names}, report)
+    report.raise_errors()
     defaults = {**defaults, **_default_strategies(user_options)}
     if user_options.get("max_tokens_per_batch") is not None:
         defaults["train_sampling_strategy"] = "group_by_length"

@@ -55,16 +55,15 @@ class TrainingCallback(TrainerCallback):
     stop_reason: str | None = None
     _batches = 0
 
-    def __init__(self, begin: Callable[[], object], complete: Callable[[], object]) -> None:
-        self._begin = begin  # called in `on_train_begin`, after the other callbacks
-        self._complete = complete  # called when the library has written a checkpoint
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer  # that of this package
 
     def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
-        """Reset the counts, and call ``begin``."""
+        """Reset the counts, and let the trainer begin, after the other callbacks."""
         self._counts = np.zeros(3)  # rows, tokens and seconds of the steps
         self._logged_counts = np.zeros(3)
         self._clock = time.perf_counter()
-        self._begin()
+        self._trainer.begin_training()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the epoch of the sampler, which transformers 5.16 does not do after a resume.
@@ -131,7 +130,7 @@ class TrainingCallback(TrainerCallback):
 
     def on_save(self, *_: Any, **kwargs: Any) -> None:
         """Complete the checkpoint, and stop if a process got a signal."""
-        self._complete()
+        self._trainer.complete_checkpoint()
         self._clock = time.perf_counter()
         _stop_if_requested()
 

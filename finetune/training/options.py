@@ -6,7 +6,7 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from finetune.errors import suggestion
+from finetune.errors import Findings, suggestion
 from finetune.rules.batch import BATCH_SIZES
 
 #: Training arguments that :mod:`finetune.recipe.defaults` sets where they are None.
@@ -78,6 +78,29 @@ def describe_unknown(option: str, names: Iterable[str]) -> str:
     if instead := RENAMED.get(name.lstrip("-").replace("-", "_")):
         return f"unknown option {option}; use {instead}"
     return f"unknown option {option}{suggestion(name, names, cutoff=0.7)}"
+
+
+def check_types(
+    values: Mapping[str, Any], hints: Mapping[str, Any], report: Findings, help: str = ""
+) -> dict[str, Any]:
+    """Return the values of options that have their type, and report the other ones.
+
+    Args:
+        values: What the user typed, by option.
+        hints: The type of each option that there is.
+        report: Gets an error for each unknown option and each other type.
+        help: What is added to the message about an unknown option.
+    """
+    typed = {}
+    for name, value in values.items():
+        if name not in hints:
+            message = describe_unknown(f"'{name}'", hints) + help
+            report.error(message, name="unknown_option")
+        elif mistake := find_type_mistake(f"--{name}", value, hints[name]):
+            report.error(mistake)
+        else:
+            typed[name] = value
+    return typed
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:

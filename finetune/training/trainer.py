@@ -4,6 +4,7 @@ The docstring of each overridden method gives the reason. All of them are public
 """
 
 import contextlib
+import copy
 import functools
 import inspect
 import itertools
@@ -60,14 +61,20 @@ class Trainer(transformers.Trainer):
             moves a run in it aside; the logger ``finetune`` warns about it.
         configuration: Written into each checkpoint; a resume must not change it.
         reschedules: Whether a resume takes the settings of optimizer and schedule from ``args``.
+        shifted: Takes outputs and labels of an evaluation during the training, and returns the
+            outputs of the model as it would be saved: their metrics choose the best checkpoint.
     """
 
     args: FinetuneArguments
+    model: torch.nn.Module
+    optimizer: Any
+    lr_scheduler: Any
     train_dataset: datasets.Dataset
     eval_dataset: datasets.Dataset
     moves_runs_aside = False
     configuration: Mapping[str, Any] = {}
     reschedules = False
+    shifted: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
     loss_is_scaled_for_ga = True  # compute_loss divides by the rows of the global step
     _resumed: Path | None = None
     _incomplete: Path | None = None  # the checkpoint that is being written
@@ -89,8 +96,9 @@ class Trainer(transformers.Trainer):
         del arguments.builds_trainer
         self.model_accepts_loss_kwargs = False  # or the library would count and scale as well
         model: Any = self.model
-        is_adapter = hasattr(model, "get_base_model")  # of peft
-        forward = (model.get_base_model() if is_adapter else model).forward
+        if hasattr(model, "get_base_model"):  # of peft
+            model = model.get_base_model()
+        forward = model.forward
         self._columns = {*inspect.signature(forward).parameters, *self.label_names, "label"}
         if self.accelerator.ddp_handler is not None:  # or DDP keeps a second copy of all gradients
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
@@ -98,7 +106,7 @@ class Trainer(transformers.Trainer):
             os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # or shards are unpickled on a resume
             shard_embeddings_once(self.accelerator.state.fsdp_plugin, self.model)
         self._directory = Path(self.args.output_dir or "")
-        self.callback = TrainingCallback(self.begin_training, self.complete_checkpoint)
+        self.callback = TrainingCallback(self)
         self.add_callback(self.callback)  # the last callback decides
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -161,10 +169,10 @@ class Trainer(transformers.Trainer):
             unused = [name for name in rows.column_names if name not in self._columns]
             rows = rows.remove_columns(unused)
         names = ["num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order"]
-        names.append("multiprocessing_context")
-        for name in names:
-            options[name] = getattr(self.args, f"dataloader_{name}", None)
-        options = {name: value for name, value in options.items() if value is not None}
+        for name in (*names, "multiprocessing_context"):
+            value = getattr(self.args, f"dataloader_{name}")
+            if value is not None:
+                options[name] = value
         return DataLoader(rows, collate_fn=self.data_collator, **options)
 
     def get_batch_samples(
@@ -286,19 +294,28 @@ class Trainer(transformers.Trainer):
 
         def compute(batches: EvalPrediction) -> dict[str, float]:
             prediction = restore(batches)
-            outputs, labels = map(torch.as_tensor, (prediction.predictions, prediction.label_ids))
-            losses = self.row_loss.evaluation_losses(outputs, labels).double()
-            if prediction.losses is not None:  # the library repeats the mean of each batch
-                arrays = prediction.predictions, prediction.label_ids, prediction.inputs
-                prediction = EvalPrediction(*arrays, losses.numpy())
             restored.append(prediction)
-            metrics = compute_metrics(prediction) if compute_metrics else {}
+            outputs, labels = map(np.asarray, (prediction.predictions, prediction.label_ids))
+            tensors = map(torch.as_tensor, (outputs, labels))
+            losses = self.row_loss.evaluation_losses(*tensors).double()
+            metrics = {}
+            if compute_metrics:
+                if self.shifted and self.is_in_train:
+                    outputs = self.shifted(outputs, labels)
+                # the library repeats the mean of each batch
+                row_losses = None if prediction.losses is None else losses.numpy()
+                rows = EvalPrediction(outputs, labels, prediction.inputs, row_losses)
+                metrics = compute_metrics(rows)
             return {**metrics, "loss": losses.mean().item()}
 
         self.compute_metrics = compute
+        model = self.model
+        is_cast = (self.args.bf16_full_eval or self.args.fp16_full_eval) and not self.is_in_train
+        if is_cast:  # by the library, in place, which would save the cast weights
+            self.model = copy.deepcopy(model)
         work = f"an evaluation, with batches of {self.args.per_device_eval_batch_size} rows"
         try:
-            with explained(self.args, work), self._keep_weights(), self._keep_random_states():
+            with explained(self.args, work), self._keep_random_states():
                 output: Any = super().evaluation_loop(dataloader, *args, **options)
         except Stopped:
             if self.is_in_train:
@@ -306,31 +323,13 @@ class Trainer(transformers.Trainer):
             raise
         finally:
             self.compute_metrics = compute_metrics
+            if is_cast:
+                self.model = model
         if not restored:  # without labels
             restored.append(restore(EvalPrediction(output.predictions, output.label_ids)))
         outputs, labels = restored[0].predictions, restored[0].label_ids
         result: EvalLoopOutput = output._replace(predictions=outputs, label_ids=labels)
         return result
-
-    @contextlib.contextmanager
-    def _keep_weights(self) -> Iterator[None]:
-        """Give the model its weights back after an evaluation with ``--bf16_full_eval``.
-
-        The library casts weights and buffers in place, and would save the cast ones.
-        """
-        assert self.model is not None
-        owners = list(self.model.modules())
-        weights = [(weight, weight.data) for weight in self.model.parameters()]
-        buffers = [dict(owner.named_buffers(recurse=False)) for owner in owners]
-        try:
-            yield
-        finally:
-            if self.args.bf16_full_eval or self.args.fp16_full_eval:
-                for weight, values in weights:
-                    weight.data = values
-                for owner, named in zip(owners, buffers, strict=True):
-                    for name, values in named.items():
-                        setattr(owner, name, values)
 
     @contextlib.contextmanager
     def _keep_random_states(self) -> Iterator[None]:
@@ -353,7 +352,6 @@ class Trainer(transformers.Trainer):
         ``save_pretrained`` writes on rank 0 only, and weights for their owner only. The library
         calls this method on every process, for a checkpoint before it writes the other files.
         """
-        assert self.model is not None
         dtypes = {weight.dtype for weight in self.model.parameters()}
         assert dtypes <= (self._dtypes or dtypes), f"trained in {self._dtypes}, not in {dtypes}"
         directory = Path(output_dir or self._directory)
@@ -450,7 +448,6 @@ class Trainer(transformers.Trainer):
             return
         with safe_open(path, framework="pt") as file:
             saved = set(file.keys())
-        assert self.model is not None
         names: dict[int, list[str]] = {}
         for name, weight in self.model.named_parameters(remove_duplicate=False):
             names.setdefault(id(weight), []).append(name)
@@ -465,20 +462,19 @@ class Trainer(transformers.Trainer):
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LRScheduler:
         """Note the settings of the optimizer, which the library then loads from the checkpoint."""
         scheduler: LRScheduler = super().create_scheduler(num_training_steps, optimizer)
-        used: Any = self.optimizer if optimizer is None else optimizer
+        used = self.optimizer if optimizer is None else optimizer
         self._settings = [{**group, "params": None} for group in used.param_groups]
         return scheduler
 
     def _apply_settings(self) -> None:
         """Apply settings accepted by ``--allow_changed``: the library restores the old ones."""
-        optimizer: Any = self.optimizer
         scheduler = self.lr_scheduler
         if not isinstance(scheduler, LambdaLR):
             return
         scheduler.base_lrs = [group["initial_lr"] for group in self._settings]
         scheduler.last_epoch -= 1
         scheduler.step()  # computes the learning rates of this step again
-        for group, new in zip(optimizer.param_groups, self._settings, strict=True):
+        for group, new in zip(self.optimizer.param_groups, self._settings, strict=True):
             group |= {**new, "params": group["params"], "lr": group["lr"]}
 
     def begin_training(self) -> None:
@@ -535,9 +531,8 @@ class Trainer(transformers.Trainer):
         if name is None:
             return
         value = metrics[f"eval_{name.removeprefix('eval_')}"]
-        scheduler: Any = self.lr_scheduler
-        if isinstance(scheduler, ReduceLROnPlateau):
-            scheduler.step(value)
+        if isinstance(self.lr_scheduler, ReduceLROnPlateau):
+            self.lr_scheduler.step(value)
         state = self.state
         sign = 1 if self.args.greater_is_better else -1
         if state.best_metric is None:
@@ -547,13 +542,12 @@ class Trainer(transformers.Trainer):
             state.best_global_step = state.global_step
 
     def _learning_rate(self) -> float:
-        assert self.lr_scheduler is not None
         return float(self.lr_scheduler.get_last_lr()[0])
 
     def require_finite(self) -> None:
         """Raise ``Diverged`` if a weight, or the gradient norm of the last step, is not finite."""
         # with FSDP one process alone may have the weight, and the others would wait for it
-        weights = () if self.is_fsdp_enabled or self.model is None else self.model.parameters()
+        weights = () if self.is_fsdp_enabled else self.model.parameters()
         self._require_finite(self.state.global_step, weights)
 
     def _require_finite(self, step: int, weights: Iterable[torch.Tensor] = ()) -> None:

@@ -112,10 +112,10 @@ def user_error(*fragments: str) -> Iterator[None]:
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finished]:
     """Return a function that runs `python -m finetune WORDS` here, in an empty directory."""
 
-    def run(*words: object, stdin: str | bytes = "") -> Finished:
+    def run(*words: object, stdin: str | bytes = "", encoding: str = "utf-8") -> Finished:
         (tmp_path / "cwd").mkdir(exist_ok=True)
         monkeypatch.chdir(tmp_path / "cwd")
-        stdout, stderr, status = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO(), 0
+        stdout, stderr, status = io.TextIOWrapper(io.BytesIO(), encoding), io.StringIO(), 0
         typed = stdin if isinstance(stdin, bytes) else stdin.encode()
         with (
             mock.patch.object(sys, "argv", ["finetune", *map(str, words)]),

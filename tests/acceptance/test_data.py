@@ -334,7 +334,7 @@ def write_other_types(folder: Path) -> str:
     return str(folder / "*.parquet")
 
 
-UNREADABLE: dict[str, tuple[Callable[[Path], str], list[str]]] = {
+UNREADABLE: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "no such file": (lambda folder: str(write_files(folder, reviews="") / "review.csv"),
                      ["review.csv", "'reviews.csv'"]),
     "no such pattern": (lambda folder: str(folder / "*.csv"), ["*.csv"]),
@@ -345,6 +345,8 @@ UNREADABLE: dict[str, tuple[Callable[[Path], str], list[str]]] = {
     "other names": (lambda folder: str(write_files(folder, a=encode_rows(".csv"), b="")),
                     ["--dataset", "*.csv"]),
     "nothing": (lambda folder: "", ["--dataset"]),
+    "a transform": (lambda folder: Dataset.from_pandas(FRAME).with_transform(dict),
+                    ["train data", "with_transform", "map"]),
 }  # fmt: skip
 FOREIGN = ("a.xls", "a.ods", "a.csv.xz", "a.zip", "a.parquet.gz")
 

@@ -209,6 +209,18 @@ def test_text_page_and_json_of_check_agree(
     assert list((tmp_path / "cwd").iterdir()) == []
 
 
+@pytest.mark.contract("C9")
+def test_a_terminal_may_lack_letters_of_the_labels(
+    cli: Callable[..., Any], tmp_path: Path, bert: Path
+) -> None:
+    """They are printed as escapes."""
+    path = write(tmp_path / "a.csv", changed(lambda n, text, label: (text, f"{label} \u20ac")))
+    flags = ["--dataset", path, "--model", bert, "--max_length", "64", "--max_steps", "60"]
+    page = cli("check", "text", *flags, encoding="latin-1")
+    assert page.status == 0, page.stderr
+    assert "good \\u20ac" in page.stdout
+
+
 FRENCH = "Le film est vraiment magnifique et je le recommande à tout le monde sans hésiter"
 ENGLISH = "The film is really wonderful and I recommend it to everybody whom I know"
 MOODS = {label: [f"{label}ish{number}" for number in range(40)] for label in ("good", "bad")}

@@ -41,13 +41,17 @@ NAMED_ROWS = [(f"text {number} of it", NAMES[number % len(NAMES)]) for number in
     "suffix", [".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx", "frame"]
 )
 def test_names_of_labels_stay_as_written(suffix: str, tmp_path: Path) -> None:
-    """Label names keep their form and their blanks in every format."""
+    """Label names keep their form and their blanks in every format; those of missing values are
+    reported.
+    """
     is_frame = suffix == "frame"
     frame = pd.DataFrame(NAMED_ROWS, columns=["text", "label"])
     source = frame if is_frame else write_rows(tmp_path / f"rows{suffix}", NAMED_ROWS)
     recipe = text_recipe(source, task="single_label")
     assert rows_of(recipe.load()["train"]) == NAMED_ROWS
     assert sorted(recipe.labels) == sorted(NAMES)
+    (note,) = [note for note in recipe.notes if "may be a missing value" in note]
+    assert note.startswith("'N/A', 'nan', 'null': ")
 
 
 @pytest.mark.contract("C4")

@@ -40,6 +40,7 @@ SPANS = [(0, 7, "PER"), (9, 12, "PER"), (17, 21, "LOC")]
 OBJECTS = [{"start": start, "end": end, "label": label} for start, end, label in SPANS]
 OFFSETS = [{"start_offset": s, "end_offset": e, "label": label, "id": 1} for s, e, label in SPANS]
 STUDIO = [{"start": s, "end": e, "labels": [label], "text": TEXT[s:e]} for s, e, label in SPANS]
+LINES = "Ann  \nLee"
 JOINED = {"tokens": ["Ann", "Lee", "Bob", "Rome"], "ner_tags": [tag for _, tag in ANN]}
 #: Name of a file, its content, options, the words with entities, and how the labels are written.
 READ: dict[str, tuple[str, Any, dict[str, Any], list[tuple[str, str]], str]] = {
@@ -65,6 +66,10 @@ READ: dict[str, tuple[str, Any, dict[str, Any], list[tuple[str, str]], str]] = {
     "doccano with relations": ("a.jsonl", [{"text": TEXT, "entities": OFFSETS, "relations": []}],
                                {}, ANN, "spans"),
     "Label Studio": ("a.json", [{"text": TEXT, "label": STUDIO, "id": 7}], {}, ANN, "spans"),
+    "Label Studio, line breaks": (
+        "a.json", [{"text": LINES, "label": [
+            {"start": 0, "end": len(LINES), "labels": ["PER"], "text": "Ann \\nLee"}]}],
+        {}, ANN[:2], "spans"),
     "tags and types renamed": ("a.conll", "Ann 1\nin 0\nBob B-PER",
                                dict(label_map="0=O,1=B-PER,PER=human"),
                                [("Ann", "B-PER"), ("Bob", "B-human")], "IOB2"),
@@ -99,6 +104,9 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], list[str]]] = {
     "empty word": ("a.jsonl", [{"tokens": ["a", " "], "tags": ["B-X", "O"]}], {}, ["' '"]),
     "inside a word": ("a.jsonl", [SEVEN, {**SEVEN, "spans": [[0, 6, "PER"]]}], {},
                       ["inside a word", "'Ann Le'", "line 2"]),
+    "another text": ("a.json", [{"text": "\U0001f600\u6771\u4eac\u3067", "label": [
+                         {"start": 2, "end": 4, "labels": ["LOC"], "text": "\u6771\u4eac"}]}],
+                     {}, ["'\u6771\u4eac', and '\u4eac\u3067' there", "an emoji counts twice"]),
     "outside": ("a.jsonl", [SEVEN, {**SEVEN, "spans": [[4, 9, "PER"]]}], {}, ["outside", "4 to 9"]),
     "overlap": ("a.jsonl", [{**SEVEN, "spans": [[0, 7, "PER"], [4, 7, "X"]]}], {}, ["overlap"]),
     "no span": ("a.jsonl", [SEVEN, {**SEVEN, "spans": [[0, 7]]}], {}, ["[0, 7]", "line 2"]),

@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-#: The choices of ``--cpu_kernels``.
-CHOICES = ("auto", "off")
-
 
 def _keep_large_blocks() -> None:
     """Let glibc reuse freed blocks of up to 1 GiB (32 MiB with an old glibc) in this process,
