@@ -206,11 +206,14 @@ def write_mistakes(
             {
                 "split": split,
                 "text": text,
+                "label": mistake.label,
+                "suggested": mistake.suggested,
+                "probability": mistake.probability,
+                "why": mistake.why,
                 "digest": digest,
                 "user": {
                     name: user_rows[name][mistake.number].as_py() for name in user_rows.column_names
                 },
-                **mistake._asdict(),
             }
         )
     if lines:

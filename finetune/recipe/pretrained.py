@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data import ROW
 from finetune.data.comma_list import split_values
-from finetune.data.encoding import Encoder, Windows, is_pair
-from finetune.data.lengths import PADDED_TO
 from finetune.errors import UserError
 from finetune.recipe.base import Recipe
 from finetune.recipe.options import ImageOptions, TextOptions, option
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 
     from finetune.checking.texts import TokenSample
     from finetune.data.batches import Augmentation
+    from finetune.data.encoding import Encoder, Windows
     from finetune.data.labels import LabelOptions
     from finetune.training.arguments import FinetuneArguments
 
@@ -193,6 +192,7 @@ class TextRecipe(Recipe, TextOptions):
 
     @functools.cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
+        from finetune.data.encoding import is_pair
         from finetune.models.pretrained import load_tokenizer
 
         side = "left" if self.truncation == "tail" else "right"
@@ -240,6 +240,8 @@ class TextRecipe(Recipe, TextOptions):
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
         from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding
 
+        from finetune.data.lengths import PADDED_TO
+
         tokenizer = self.processing_class()
         multiple = math.gcd(PADDED_TO, self.token_limit)  # never more than the positions
         if self.labels_words:
@@ -250,6 +252,8 @@ class TextRecipe(Recipe, TextOptions):
 
     def encoder(self) -> Encoder:
         """Return the encoder that tokenizes and truncates texts in training and prediction."""
+        from finetune.data.encoding import Encoder
+
         parts = len(self.columns_read())
         is_head_tail = self.truncation == "head_tail"
         return Encoder(self.processing_class(), self.token_limit, parts, is_head_tail)
@@ -286,6 +290,8 @@ class TextRecipe(Recipe, TextOptions):
     @property
     def windows(self) -> Windows | None:
         """The object that cuts texts into windows; None if texts are truncated."""
+        from finetune.data.encoding import Windows
+
         if self.long_texts == "cut":
             return None
         return Windows(self.encoder(), self.stride)
