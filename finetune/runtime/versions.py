@@ -7,7 +7,7 @@ from packaging.version import Version
 
 #: The lowest and the highest minor version.
 TESTED = {
-    "torch": ("2.13", "2.13"),
+    "torch": ("2.13", "2.14"),
     "transformers": ("5.16", "5.24"),
     "accelerate": ("1.15", "1.15"),
     "datasets": ("5.2", "5.2"),
