@@ -303,8 +303,8 @@ def _read_names(
     vector, not a list of names.
     """
     separator = options.separator
-    has_separator = any(str(separator) in str(value) for value in column.values)
-    if separator is not None and split == "train" and not has_separator:
+    texts = map(str, column.values)
+    if separator and split == "train" and not any(separator in text for text in texts):
         report.warning(
             f"--label_separator {separator!r}: no label of the training rows has it, such as "
             f"{column.values[0]!r}"

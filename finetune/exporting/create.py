@@ -216,8 +216,10 @@ class _Verification:
 def _make_texts(texts: Sequence[Any], max_length: int) -> list[Any]:
     """Return texts, tuples of texts or lists of words, of 1, 4, 16 ... and ``max_length`` words."""
     if isinstance(texts[0], tuple):
-        columns = zip(*texts, strict=True)
-        return list(zip(*(_make_texts(column, max_length) for column in columns), strict=True))
+        columns = []
+        for column in zip(*texts, strict=True):
+            columns.append(_make_texts(column, max_length))
+        return list(zip(*columns, strict=True))
     counts = [1]
     while counts[-1] < max_length:
         counts.append(min(_STEP * counts[-1], max_length))

@@ -13,16 +13,28 @@ from finetune.runtime import __version__, distributed
 from finetune.runtime.files import hash_file
 from finetune.runtime.importing import HOUSE
 
+#: The libraries that affect the results.
+_LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "scikit-learn")
+#: Entries of the configuration that may change with a message.
+REPORTED_CHANGES = {
+    "launch",
+    "gradient_accumulation_steps",
+    "commit",
+    "finetune",
+    "python",
+    *_LIBRARIES,
+}
+
 
 def find_versions() -> dict[str, str]:
     """Return the versions of this package, Python and the libraries that affect the results."""
-    libraries = ("torch", "transformers", "accelerate", "datasets", "evaluate", "scikit-learn")
-    python = {"finetune": __version__, "python": platform.python_version()}
-    return python | {name: version(name) for name in libraries}
+    import torch
 
-
-#: Entries of the configuration that may change with a message.
-REPORTED_CHANGES = {"launch", "gradient_accumulation_steps", "commit", *find_versions()}
+    versions = {"finetune": __version__, "python": platform.python_version()}
+    for name in _LIBRARIES:
+        versions[name] = version(name)
+    versions["torch"] = str(torch.__version__)  # with its build, such as +cu130
+    return versions
 
 
 def find_git_revision() -> str | None:

@@ -81,7 +81,7 @@ def describe_unknown(option: str, names: Iterable[str]) -> str:
 
 
 def check_types(
-    values: Mapping[str, Any], hints: Mapping[str, Any], report: Findings, help: str = ""
+    values: Mapping[str, Any], hints: Mapping[str, Any], report: Findings, suffix: str = ""
 ) -> dict[str, Any]:
     """Return the values of options that have their type, and report the other ones.
 
@@ -89,12 +89,12 @@ def check_types(
         values: What the user typed, by option.
         hints: The type of each option that there is.
         report: Gets an error for each unknown option and each other type.
-        help: What is added to the message about an unknown option.
+        suffix: What is added to the message about an unknown option.
     """
     typed = {}
     for name, value in values.items():
         if name not in hints:
-            message = describe_unknown(f"'{name}'", hints) + help
+            message = describe_unknown(f"'{name}'", hints) + suffix
             report.error(message, name="unknown_option")
         elif mistake := find_type_mistake(f"--{name}", value, hints[name]):
             report.error(mistake)

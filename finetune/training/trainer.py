@@ -169,7 +169,8 @@ class Trainer(transformers.Trainer):
             unused = [name for name in rows.column_names if name not in self._columns]
             rows = rows.remove_columns(unused)
         names = ["num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order"]
-        for name in (*names, "multiprocessing_context"):
+        names.append("multiprocessing_context")
+        for name in names:
             value = getattr(self.args, f"dataloader_{name}")
             if value is not None:
                 options[name] = value
