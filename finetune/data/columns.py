@@ -5,7 +5,7 @@ import re
 import shlex
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,9 @@ from finetune.errors import Findings, UserError, suggestion
 
 #: What programs write for a missing value, in lower case. NA and None may be names.
 _MISSING = ("nan", "null", "n/a", "#n/a", "<na>", "nat", "\\n")
+
+#: Fewer different numbers have no outlier.
+_MIN_VALUES = 5
 
 
 def parse_names(flag: str, text: Any) -> list[str]:
@@ -246,6 +249,11 @@ def similar_names(names: Iterable[str]) -> list[list[str]]:
     return [group for _, group in sorted(groups.items()) if len(group) > 1]
 
 
+def names_of_missing(names: Iterable[str]) -> list[str]:
+    """Return the names that are also written for a missing value, such as ``nan``."""
+    return [name for name in names if name.strip().lower() in _MISSING]
+
+
 def check_names(dataset: DatasetDict, report: Findings) -> None:
     """Report labels in ``--label_map`` that the data does not have as an error, and classes with
     :func:`similar_names` as a warning. No classes are merged.
@@ -259,7 +267,7 @@ def check_names(dataset: DatasetDict, report: Findings) -> None:
         names = f"{list_names(unmapped)} in the data (labels: {list_names(classes)})"
         report.error(f"--label_map: no label {names}")
     counts = sum((Counter(targets.counts(rows)) for rows in dataset.values()), Counter())
-    if missing := [name for name in classes if name.strip().lower() in _MISSING]:
+    if missing := names_of_missing(classes):
         report.warning(
             f"{list_names(missing)}: read as a class, but may be a missing value",
             fix="if it is one, leave the field empty, and --drop_invalid leaves these rows out",
@@ -276,6 +284,48 @@ def check_names(dataset: DatasetDict, report: Findings) -> None:
             "similar_labels",
             fix=f"to merge them, make them identical in the data, or --label_map {option}",
         )
+
+
+def check_numbers(dataset: DatasetDict, report: Findings) -> None:
+    """Warn of a number that is further from the others than these are from each other: it may be
+    written for a missing value, as -999 is. Nothing is reported for classes.
+
+    Args:
+        dataset: The splits of the source, with encoded labels.
+        report: Gets the findings.
+    """
+    if targets.are_classes(dataset["train"]):
+        return
+    names = report.facts.label_columns
+    for split, rows in dataset.items():
+        numbers = np.reshape(targets.values(rows), (len(rows), -1))
+        for position, column in enumerate(numbers.T):
+            name = names[position] if position < len(names) else f"target {position + 1}"
+            for outlier, low, high in _find_outliers(column):
+                targets.report_rows(
+                    report,
+                    "outliers",
+                    f"with {outlier:g} in '{name}', while the others are from {low:g} to {high:g}",
+                    "if it stands for a missing value, leave the field empty, and --drop_invalid "
+                    "leaves these rows out",
+                    np.flatnonzero(column == outlier),
+                    rows,
+                    split,
+                    severity="warning",
+                )
+
+
+def _find_outliers(numbers: np.ndarray) -> Iterator[tuple[float, float, float]]:
+    """Yield the lowest and the highest number that is further from the others than these are from
+    each other, with the lowest and highest of the others.
+    """
+    values = np.unique(numbers)
+    if len(values) < _MIN_VALUES:
+        return
+    if values[1] - values[0] > values[-1] - values[1]:
+        yield values[0], values[1], values[-1]
+    if values[-1] - values[-2] > values[-2] - values[0]:
+        yield values[-1], values[0], values[-2]
 
 
 def _quote(name: str) -> str:

@@ -25,7 +25,7 @@ from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
 from finetune.data import arrow, targets
-from finetune.data.columns import describe_columns, similar_names
+from finetune.data.columns import describe_columns, names_of_missing, similar_names
 from finetune.data.digests import drop_repeated
 from finetune.data.prediction_columns import OF_DATA
 from finetune.data.times import read_times
@@ -110,7 +110,7 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Findings) -> pd.DataFr
     else:
         groups = [_read_texts(dataset, split, column, flag, report) for split in splits]
         codes, names = pd.factorize(pd.concat(groups))
-        _report_spellings(names, flag, report)
+        _report_names(names, flag, report)
         index["group"] = np.where(codes < 0, np.nan, codes)
     is_unusable = is_train & index[kind].isna()
     rows = index["row"][is_unusable]
@@ -129,8 +129,15 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Findings) -> pd.DataFr
     return index[~is_shared]
 
 
-def _report_spellings(names: pd.Index, flag: str, report: Findings) -> None:
-    """Add a warning to ``report`` if groups differ only by case, blanks and the like."""
+def _report_names(names: pd.Index, flag: str, report: Findings) -> None:
+    """Add a warning to ``report`` if groups differ only by case, blanks and the like, or have the
+    name of a missing value.
+    """
+    for name in names_of_missing(names):
+        report.warning(
+            f"{flag}: all rows with {name!r} are one group, but it may be a missing value",
+            fix="if it is one, leave the field empty, and --drop_invalid leaves these rows out",
+        )
     similar = similar_names(names)
     if not similar:
         return

@@ -38,6 +38,9 @@ _ANSWER = "answer"
 #: The usual columns of words, and of tags or spans.
 TOKEN_COLUMNS = ("tokens", "words", "1")
 LABEL_COLUMNS = ("ner_tags", "tags", "labels", "spans", "entities", "label")
+_UNSPACED = re.compile(f"[{words.UNSPACED}]")
+#: JavaScript counts the characters after it twice.
+_LAST_COUNTED_ONCE = "\uffff"
 _TAG = re.compile(r"([BIOESLUM])[-_](.+)", re.DOTALL)
 #: A tag with a letter that is not read as one: ``B``, ``b-PER``, ``B:PER`` or ``PER-B``.
 _OTHER_TAG = re.compile(
@@ -83,6 +86,11 @@ def feature(types: Iterable[str]) -> Any:
     return List({"start": place, "end": place, "tag": ClassLabel(names=tag_names(types))})
 
 
+def is_tag(text: str) -> bool:
+    """Return whether a text is a tag, such as ``O`` or ``B-NAME``."""
+    return text == OUTSIDE or _TAG.fullmatch(text) is not None
+
+
 @dataclass(kw_only=True)
 class TagReader:
     """Reads the labels of words.
@@ -96,6 +104,8 @@ class TagReader:
         drop_invalid: Whether rows with an invalid label are left out; otherwise they are errors.
         names: All names of tags and types in the data that were read.
         padded: Whether each row whose spans were read has one with blanks at its beginning or end.
+        uncertain: Whether it has one that would be at another place, unnoticed, if characters
+            were counted as JavaScript does.
     """
 
     text: str
@@ -106,6 +116,7 @@ class TagReader:
     drop_invalid: bool
     names: set[str] = field(default_factory=set)
     padded: list[bool] = field(default_factory=list)
+    uncertain: list[bool] = field(default_factory=list)
 
     def read(self, dataset: DatasetDict, report: Findings) -> DatasetDict:
         """Return the splits with ``text`` and ``label`` instead of the columns that these are read
@@ -137,6 +148,7 @@ class TagReader:
         tags: set[str] = set()
         for split, rows in dataset.items():
             self.padded.clear()
+            self.uncertain.clear()
             items[split], invalid = _parse(rows, column, labels, parse)
             for description, positions in invalid.items():
                 fix = "correct them, or leave them out: --drop_invalid"
@@ -151,6 +163,18 @@ class TagReader:
                 rows,
                 split,
                 severity="info",
+                suspects=[[]],
+            )
+            report_rows(
+                report,
+                "uncertain_spans",
+                "with a span after an emoji or another rare character, which JavaScript counts "
+                "twice",
+                "see whether the spans are at their places: here each character counts once",
+                list(itertools.compress(items[split], self.uncertain)),
+                rows,
+                split,
+                severity="warning",
                 suspects=[[]],
             )
             for *_, tags_of_row in items[split].values():
@@ -318,7 +342,7 @@ class TagReader:
             raise Invalid("without a list of spans ([] is no entity)")
         places = words.split_words(value)
         tags = [OUTSIDE] * len(places)
-        is_padded = False
+        is_padded = is_uncertain = False
         for span in labels:
             start, end, label = split_span(span)
             name = self._rename(label)
@@ -331,9 +355,14 @@ class TagReader:
             if isinstance(span, Mapping):
                 _require_text(span.get("text"), content)
             is_padded = is_padded or content != value[start:end]
+            # a span of another script would begin inside a word
+            has_text = isinstance(span, Mapping) and isinstance(span.get("text"), str)
+            if not has_text and _UNSPACED.search(content):
+                is_uncertain = is_uncertain or max(value[:end]) > _LAST_COUNTED_ONCE
             start += value[start:end].find(content)
             _add_span(tags, places, start, start + len(content), name, repr(content))
         self.padded.append(is_padded)
+        self.uncertain.append(is_uncertain)
         return value, places, tags
 
 

@@ -4,6 +4,7 @@ All inputs but the standard input are a table that is read in chunks of consecut
 processes share the chunks, and an interrupted prediction continues with the next one.
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,13 @@ from finetune.data.columns import parse_names
 from finetune.data.files_of_splits import IMAGES, files_below
 from finetune.data.labels import parse_list
 from finetune.data.prediction_columns import without_bytes
-from finetune.data.read_text import ReadOptions, refuse_half_characters
+from finetune.data.read_text import (
+    ReadOptions,
+    encoding_of,
+    refuse_half_characters,
+    text_lines,
+)
+from finetune.data.tags import is_tag
 from finetune.data.words import may_be_words
 from finetune.errors import Findings, UserError, counted, suggestion
 from finetune.predicting import FILES, READING, Options
@@ -35,6 +42,8 @@ from finetune.training.options import check_types
 STANDARD_INPUT = "-"
 #: Enough rows to sort by length, few enough to hold in memory and to predict again.
 CHUNK_ROWS = 1024
+#: Enough lines to see whether they have tags.
+_SAMPLED_LINES = 100
 #: The format of rows that are printed, by the kind of the input; of all others CSV.
 _FORMATS = {
     ".jsonl": ".jsonl",
@@ -197,6 +206,8 @@ class Request:
         path = read.existing(self.name)
         if self.kind == "folder":
             return self._list_images(path)
+        if self.task.labels_words and self.kind in formats.MAYBE_WORDS:
+            _refuse_tags(path, self.options.encoding)
         recorded = self.run.manifest.options if self.kind in formats.SEPARATORS else {}
         options = {name.removeprefix("csv_"): getattr(self.options, name) for name in FILES}
         options["quoting"] = options["quoting"] or recorded.get("csv_quoting") or "auto"
@@ -295,6 +306,17 @@ class Request:
             temperature = float(self.run.manifest.temperature or 1.0)
         all_labels = self.options.all_probabilities
         return self.task.predicted(logits, values, temperature, all_labels=all_labels)
+
+
+def _refuse_tags(path: Path, encoding: str | None) -> None:
+    """Raise a ``UserError`` if the first lines of a file of texts are words with a tag each."""
+    lines = itertools.islice(text_lines(path, encoding_of(path, encoding)), _SAMPLED_LINES)
+    fields = [line.split() for line in lines if line.strip()]
+    if fields and all(len(words) > 1 and is_tag(words[-1]) for words in fields):
+        raise UserError(
+            f"{path}: its lines are words with a tag; predict reads these from a file ending in "
+            f"{', '.join(formats.WORDS)}"
+        )
 
 
 def _parse_words(value: Any) -> Any:

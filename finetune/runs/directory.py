@@ -134,6 +134,8 @@ class RunDirectory:
         import pyarrow.parquet as pq
 
         path = self.path / PREDICTIONS
+        if not path.exists():
+            raise UserError(f"{self.path} has no {PREDICTIONS}: {self._state}")
         try:
             # with a colon, a relative path is a URI; a directory with a "=" is no partition
             return pq.read_table(path.absolute(), partitioning=None)

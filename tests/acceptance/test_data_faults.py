@@ -56,6 +56,28 @@ def test_names_of_labels_stay_as_written(suffix: str, tmp_path: Path) -> None:
 
 @pytest.mark.contract("C4")
 @pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([-999] * 3, ["3 of 53 train rows with -999 in 'label', while the others are from 1 to 4"]),
+        ([9999] * 70, ["70 of 120 train rows with 9999"]),
+        ([-2, 6], []),
+    ],
+)
+def test_numbers_far_from_all_others_are_reported(
+    others: list[int], expected: list[str], tmp_path: Path
+) -> None:
+    """They may stand for a missing value."""
+    numbers = [1, 2, 2.5, 3, 4] * 10 + others
+    rows = [(f"text {row} of it", number) for row, number in enumerate(numbers)]
+    recipe = text_recipe(write_rows(tmp_path / "a.csv", rows), task="regression")
+    _ = recipe.splits
+    notes = [finding.message for finding in recipe.report.findings if finding.name == "outliers"]
+    assert len(notes) == len(expected)
+    assert all(map(str.startswith, notes, expected))
+
+
+@pytest.mark.contract("C4")
+@pytest.mark.parametrize(
     ("values", "names"),
     [
         ([0, 1, 2], ["0", "1", "2"]),

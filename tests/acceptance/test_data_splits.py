@@ -432,6 +432,14 @@ def test_groups_are_compared_as_text(names: tuple[Any, ...], count: int, tmp_pat
 
 
 @pytest.mark.contract("C7")
+def test_a_group_with_the_name_of_a_missing_value_is_reported(tmp_path: Path) -> None:
+    table = [(*row, ["x", "y", "NaN", "z"][number % 4]) for number, row in enumerate(rows(80))]
+    recipe = text_recipe(write(tmp_path / "a.csv", table, (*HEAD, "author")), group_column="author")
+    _ = recipe.splits
+    assert "all rows with 'NaN' are one group" in note_of(recipe, "may be a missing value")
+
+
+@pytest.mark.contract("C7")
 def test_too_few_groups_are_refused(tmp_path: Path) -> None:
     """There are two groups for three splits."""
     table = [(*row, "xy"[number % 2]) for number, row in enumerate(rows(60))]

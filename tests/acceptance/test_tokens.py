@@ -212,6 +212,23 @@ def test_blanks_around_spans_are_reported_with_their_lines(tmp_path: Path) -> No
 
 
 @pytest.mark.contract("B9", "C5")
+def test_spans_after_an_emoji_are_reported_where_a_shift_would_not_be_seen(tmp_path: Path) -> None:
+    """In a script without spaces a shifted span is whole words, too; a text in it says more."""
+    place = "\u5317\u4eac"
+    text = f"\U0001f600 {place}!"
+    rows = [
+        {"text": text, "spans": [[2, 4, "PLACE"]]},
+        {"text": text, "spans": [{"start": 2, "end": 4, "label": "PLACE", "text": place}]},
+        {"text": f"{place} \U0001f600", "spans": [[0, 2, "PLACE"]]},
+        {"text": "\U0001f600 Lee", "spans": [[2, 5, "PER"]]},
+    ]
+    recipe = Entities(dataset=str(write(tmp_path / "a.jsonl", rows)))
+    _ = recipe.source
+    (sentence,) = recipe.report.sentences("warning")
+    assert sentence.startswith("1 of 4 train rows with a span after an emoji")
+
+
+@pytest.mark.contract("B9", "C5")
 def test_numbers_of_words_are_not_taken_for_words_in_silence(tmp_path: Path) -> None:
     recipe = Entities(dataset=str(write(tmp_path / "a.tsv", PLAIN)))
     _ = recipe.source

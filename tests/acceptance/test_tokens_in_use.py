@@ -143,6 +143,20 @@ def test_frames_with_missing_rows_in_processes(exported_entities: finetune.Run) 
         predictor([SENTENCE], all_probabilities=True)
 
 
+@pytest.mark.contract("E12")
+@pytest.mark.parametrize("suffix", [".txt", ".tsv"])
+def test_lines_of_words_with_tags_are_not_predicted_as_texts(
+    suffix: str, exported_entities: finetune.Run, tmp_path: Path
+) -> None:
+    """In a ``.conll`` they are sentences; other lines are texts."""
+    path = tmp_path / f"rows{suffix}"
+    path.write_text("Ann\tB-PER\nleft\tO\n\nLee\tB-PER\n")
+    with user_error("its lines are words with a tag", ".conll"):
+        finetune.predict(exported_entities, path)
+    path.write_text("text\nB-movies are fun\nwhat about vitamin B\n")
+    assert len(finetune.predict(exported_entities, path)) >= 2
+
+
 #: Byte-level BPE, and a Unigram model of SentencePiece; others are slow. BART has no such head.
 FAST = ("roberta", "xlm-r")
 WORD_PIECE = ("bert", "distilbert", "electra", "mpnet")
