@@ -71,7 +71,7 @@ def prepare(way: str, data: str) -> None:
 
     import finetune.checking.rows
     import finetune.data.tokenize
-    import finetune.tasks.kinds  # noqa: F401
+    import finetune.tasks.detection  # noqa: F401
     from finetune.data import embedded
     from finetune.recipe import catalog
 

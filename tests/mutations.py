@@ -104,7 +104,7 @@ MUTATIONS = (
     ),
     Mutation(
         "hundreds of different whole numbers are taken for classes without a question",
-        "finetune/tasks/kinds.py",
+        "finetune/tasks/detection.py",
         "MAX_OBVIOUS_CLASSES = 20",
         "MAX_OBVIOUS_CLASSES = 2000",
         ("B2",),
@@ -433,7 +433,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the user is asked for the task of whole numbers from 0 or 1 without gaps",
-        "finetune/tasks/kinds.py",
+        "finetune/tasks/detection.py",
         "is_gapless = finite[0] in (0, 1) and",
         "is_gapless = finite[0] in () and",
         ("B2",),

@@ -81,10 +81,10 @@ def predict(words: Sequence[str]) -> Answer:
 
     if typed.text:
         most_labels = None if typed.all_probabilities else 5
-        options["all_probabilities"] = run.kind.has_probabilities and not run.kind.labels_words
+        options["all_probabilities"] = run.task.has_probabilities and not run.task.labels_words
         rows = [tuple(typed.text)] if len(typed.text) > 1 else typed.text
         predictions = pipeline.predict(run, rows, **options)
-        console.print_line(run.kind.sentence(predictions.iloc[0], most_labels))
+        console.print_line(run.task.sentence(predictions.iloc[0], most_labels))
         return {"predictions": predictions.to_dict("records")}
     print_event = throttle(lambda event: console.print_stderr(str(event)))
     # shown on a terminal only; with the delay it appears at the first event, so on rank 0 only

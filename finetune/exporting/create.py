@@ -136,8 +136,8 @@ def _validation_rows(run: Run, recipe: Any) -> tuple[list[Any], np.ndarray]:
     if len(rows) > _MAX_ROWS:
         rows = rows.select(np.linspace(0, len(rows) - 1, _MAX_ROWS).astype(int))
     labels = values(rows)
-    targets = run.kind.targets(labels)
-    if run.kind.labels_words:  # the words of the labels, as other words have no tags
+    targets = run.task.targets(labels)
+    if run.task.labels_words:  # the words of the labels, as other words have no tags
         return list(map(words_in, rows["text"], labels)), targets
     texts = [text if isinstance(text, str) else tuple(text) for text in read_by_model(rows)]
     return texts, targets
@@ -168,13 +168,13 @@ class _Verification:
         made_texts = _make_texts(texts, facts.encoding["max_length"])
         self._texts = [*texts, *made_texts]
         self._labels = np.resize(labels, (len(self._texts), *labels.shape[1:]))
-        if run.kind.labels_words:
+        if run.task.labels_words:
             _, labels_of_words = without_tags(made_texts)
-            self._labels = np.append(labels, run.kind.targets(labels_of_words))
+            self._labels = np.append(labels, run.task.targets(labels_of_words))
         count = len(texts)
         spread = np.linspace(0, count - 1, min(_ALONE, count)).astype(int)
         self._alone = np.append(spread, np.arange(count, len(self._texts)))
-        places = run.kind.places(self._labels)
+        places = run.task.places(self._labels)
         self._places = np.concatenate([places[number] for number in self._alone])
         self._reference = logits(self._texts)
 
@@ -195,7 +195,7 @@ class _Verification:
         alone[self._places] = np.concatenate([export([text]) for text in texts])
         export = text_inference(tokenizer, facts, session, facts.encoding["max_length"])
         padded[self._places] = export(texts)
-        agreement = functools.partial(self._run.kind.agreement, self._labels)
+        agreement = functools.partial(self._run.task.agreement, self._labels)
         in_batch, with_padding = agreement(alone, outputs), agreement(alone, padded)
         neighbours = {"rows": len(texts)}
         for name in ("changed", "largest_difference"):
@@ -205,10 +205,10 @@ class _Verification:
 
     def scores(self, outputs: np.ndarray) -> dict[str, Any]:
         """Return the score of logits on the validation rows, and its difference to fp32."""
-        kind, labels = self._run.kind, self._labels[: self._size]
-        answers = kind.scored(labels, outputs[: self._size])
-        reference = kind.scored(labels, self._reference[: self._size])
-        name, metric = next(iter(find_metrics(kind.label_kind, kind.metrics).items()))
+        task, labels = self._run.task, self._labels[: self._size]
+        answers = task.scored(labels, outputs[: self._size])
+        reference = task.scored(labels, self._reference[: self._size])
+        name, metric = next(iter(find_metrics(task.label_kind, task.metrics).items()))
         difference = estimate_difference(reference, answers, {name: metric})
         return {"score": estimate(answers, {name: metric}), "difference": difference}
 

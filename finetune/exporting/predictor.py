@@ -210,10 +210,10 @@ def facts_of(run: Run, recipe: Any) -> ExportFacts:
         "attention_mask": 0,
     }
     return ExportFacts(
-        task=run.kind.name,
+        task=run.task.name,
         labels=run.labels,
-        function=run.kind.function,
-        threshold=0.5 if run.kind.function == "sigmoid" else None,
+        function=run.task.function,
+        threshold=0.5 if run.task.function == "sigmoid" else None,
         temperature=run.manifest.temperature,
         encoding=recipe.encoding_facts(),
         padding={"side": tokenizer.padding_side, **padding},

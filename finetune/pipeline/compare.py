@@ -113,10 +113,10 @@ def compare(
         disagreements=np.argsort(-distance, kind="stable")[: np.count_nonzero(distance)],
         tables=frames,
         verdicts=_judge(names, differences, headline, tables.directions(first.manifest)),
-        positive_label=first.kind.positive_name,
+        positive_label=first.task.positive_name,
     )
     if path is not None:
-        _write_page(path, comparison, first.kind)
+        _write_page(path, comparison, first.task)
     return comparison
 
 
@@ -147,12 +147,12 @@ def read_same_rows(runs: Sequence[Run]) -> tuple[list[pd.DataFrame], list[Any]]:
         UserError: If the runs differ in task, test rows or test labels.
     """
     first = runs[0]
-    task = first.kind
+    task = first.task
     frames = [run.predicted_rows for run in runs]
     scored_rows = [first.scored(frames[0])]
     for run, frame in zip(runs[1:], frames[1:], strict=True):
         pair = f"{first.path} and {run.path} have"
-        if difference := task.find_difference(run.kind):
+        if difference := task.find_difference(run.task):
             raise UserError(f"{pair} {difference}")
         columns = [name for name in ("id", "text", DIGEST) if name in frame and name in frames[0]]
         if len(columns) < 2 or not frames[0][columns].equals(frame[columns]):

@@ -172,8 +172,8 @@ def describe_run(settings: Settings, configuration: dict[str, Any]) -> Manifest:
         versions=provenance.find_versions(),
         git_revision=provenance.find_git_revision(),
         process=provenance.describe_process(),
-        task=recipe.kind.name,
-        task_facts=recipe.kind.facts,
+        task=recipe.resolved_task.name,
+        task_facts=recipe.resolved_task.facts,
         model_revision=configuration["commit"],
         configuration=configuration,
     )

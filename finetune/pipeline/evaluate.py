@@ -137,7 +137,7 @@ def evaluate(
     metrics = scores(evaluated, "test", output, "test_")
     if data is None:
         return Evaluation(source, rows, metrics, recorded=recorded, notes=notes)
-    statistics = evaluated.kind.statistics(*assess(evaluated, output))
+    statistics = evaluated.resolved_task.statistics(*assess(evaluated, output))
     return Evaluation(source, rows, metrics, None, statistics, rows_trained_on, notes)
 
 
@@ -172,9 +172,9 @@ def _read_rows(run: Run, data: str, recipe: Recipe, reading: dict[str, Any]) -> 
         source.note(f"evaluated the {other_split or split} split")
     if not len(rows := dataset[split]):
         raise UserError("expected one labelled row or more, found no rows")
-    rows = recipe.kind.match_labels(rows, split, source.report)
+    rows = recipe.resolved_task.match_labels(rows, split, source.report)
     splits = DatasetDict(dict.fromkeys(SPLITS, rows))
-    loaded = Loaded(splits, recipe.kind, source.report.facts)
+    loaded = Loaded(splits, recipe.resolved_task, source.report.facts)
     # weights are for training, and the data may lack a class that has one
     evaluated = source.with_values(loaded=loaded, weights=None)
     prepared = evaluated.prepare(DatasetDict(test=rows))["test"]

@@ -146,7 +146,7 @@ def _try_metrics(recipe: Recipe, metric_for_best_model: str) -> None:
         UserError: If it fails, or if it does not return numbers with ``metric_for_best_model``.
     """
     targets = recipe.targets("validation")
-    shape = (len(targets), recipe.kind.width)
+    shape = (len(targets), recipe.resolved_task.width)
     outputs = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     step = f"compute_metrics() of {display_name(type(recipe))}"
     prediction = EvalPrediction(outputs, targets)
@@ -300,7 +300,7 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> bool:
         return False
     is_loaded = False
     with report.collect():
-        task = recipe.kind
+        task = recipe.resolved_task
         is_loaded = True
         if values is not None:
             check_task(rule_options(recipe).beside(values, settings.user_options), task)

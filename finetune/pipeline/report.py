@@ -49,7 +49,7 @@ def _write_suspects(run: Run) -> Path | None:
     if path.exists() and suspects.has_new_labels(path):
         return path
     path.unlink(missing_ok=True)
-    if run.kind.label_kind not in ("classes", "entities") or run.manifest.not_scored:
+    if run.task.label_kind not in ("classes", "entities") or run.manifest.not_scored:
         return None
     predictions = run.predicted_rows
     rows = run.scored(predictions)

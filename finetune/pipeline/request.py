@@ -111,7 +111,7 @@ class Request:
         run.require_model()
         self.run, self.session = run, session
         self.recipe = run.recipe(scores=False)
-        self.task = run.kind
+        self.task = run.task
         self.path = Path(source or "").expanduser()
         self.folder = self.path if self.path.is_dir() else self.path.parent
         self.kind = formats.suffix(self.path)

@@ -61,7 +61,7 @@ def write(
     Raises:
         UserError: If outputs of the model are not finite.
     """
-    task = recipe.kind
+    task = recipe.resolved_task
     run.update()  # fails if the directory was removed during the training
     validation_scores = scores(recipe, "validation", validation, "eval_")
     test_scores = scores(recipe, "test", test, "test_")
@@ -128,7 +128,7 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
     and values. A column of this package with the same name gets the prefix ``model_``, which
     :attr:`Run.predicted_rows` removes again.
     """
-    task = recipe.kind
+    task = recipe.resolved_task
     rows = recipe.splits["test"]
     logits: np.ndarray = np.asarray(outputs)
     (directory / LOGITS).unlink(missing_ok=True)
@@ -185,5 +185,5 @@ def scores(recipe: Recipe, split: str, output: PredictionOutput, prefix: str) ->
 
 def assess(recipe: Recipe, output: PredictionOutput) -> tuple[Any, metrics.NamedMetrics]:
     """Return the rows with labels and outputs of a model, and the metrics of the recipe."""
-    rows = recipe.kind.scored(np.asarray(output.label_ids), np.asarray(output.predictions))
+    rows = recipe.resolved_task.scored(np.asarray(output.label_ids), np.asarray(output.predictions))
     return rows, metrics.recipe_metrics(rows, recipe.metric_arguments, recipe.compute_metrics)

@@ -203,7 +203,7 @@ def _train_and_write(
     baseline_recipe = recipe  # baselines are fitted on the rows that the model is trained on
     if settings.arguments.final_epochs and pruning is None:
         final_recipe = _on_all_rows(recipe)
-        if recipe.kind.thresholds == "none":
+        if recipe.resolved_task.thresholds == "none":
             baseline_recipe = final_recipe
         else:
             recipe.note(
@@ -296,13 +296,15 @@ def _build_trainer(prepared: Prepared, all_rows: Recipe | None = None) -> tuple[
         raise UserError("--adapter lora: adapt() of the recipe must return super().adapt(...)")
     has_bias = False
     with contextlib.suppress(UserError):  # a model may have no such layer
-        has_bias = head.last_linear(trainer.model, recipe.kind.width).bias is not None
-    if recipe.kind.thresholds != "none" and not has_bias:
+        has_bias = head.last_linear(trainer.model, recipe.resolved_task.width).bias is not None
+    if recipe.resolved_task.thresholds != "none" and not has_bias:
         recipe.note(
             f"{type(trainer.model).__name__}: the last layer has no bias to store thresholds in: a "
             "label is predicted if its probability is above one half"
         )
-        recipe = recipe.with_values(kind=dataclasses.replace(recipe.kind, thresholds="none"))
+        recipe = recipe.with_values(
+            resolved_task=dataclasses.replace(recipe.resolved_task, thresholds="none")
+        )
     return trainer, recipe
 
 
@@ -342,7 +344,7 @@ def _train_and_predict(
     Raises:
         Stopped: In every process, if a signal arrived. A checkpoint has the trained weights.
     """
-    task = recipe.kind
+    task = recipe.resolved_task
     trainer.shifted = task.shifted
     outcome = _train(trainer, recipe, prepared)
     if trainer.args.load_best_model_at_end and not trainer.state.best_global_step:
@@ -402,7 +404,7 @@ def _train_again(
     thresholds = scored_run.metrics.statistics.thresholds
     if thresholds is not None:
         shift = -logit([thresholds[label] for label in recipe.labels])
-        head.fold(head.last_linear(trainer.model, recipe.kind.width), 1.0, shift)
+        head.fold(head.last_linear(trainer.model, recipe.resolved_task.width), 1.0, shift)
     output = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
     loss = (output.metrics or {})["eval_loss"]
     loss_before = scored_run.metrics.validation["loss"]

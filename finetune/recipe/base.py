@@ -227,11 +227,11 @@ class Recipe(RecipeOptions):
             labels: The targets, see :meth:`~finetune.tasks.base.Task.targets`; for classes int64,
                 shape ``(rows,)``.
         """
-        return self.kind.loss(logits, labels)
+        return self.resolved_task.loss(logits, labels)
 
     def compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         """Return the metrics of ``--metrics`` or :attr:`scoring`, e.g. accuracy and macro F1."""
-        return self._scoring(prediction, self.kind)
+        return self._scoring(prediction, self.resolved_task)
 
     def adapt(self, model: torch.nn.Module, arguments: FinetuneArguments) -> torch.nn.Module:
         """Return the model prepared for a training with ``arguments``; it may change in place.
@@ -248,7 +248,7 @@ class Recipe(RecipeOptions):
         from finetune.recipe.options import ModelOptions
         from finetune.rules.devices import recomputes
 
-        model = self.kind.scaled(model)
+        model = self.resolved_task.scaled(model)
         is_on = arguments.cpu_kernels == "auto" and not arguments.torch_compile
         if arguments.device.type == "cpu" and is_on:
             cpu.for_training(model, bf16=arguments.bf16, recomputes=recomputes(arguments))
@@ -273,9 +273,9 @@ class Recipe(RecipeOptions):
         from finetune.models import pretrained
         from finetune.recipe import probe, teacher
 
-        loss = self.kind.global_loss(self.loss, self.weights)
+        loss = self.resolved_task.global_loss(self.loss, self.weights)
         if model is None:
-            model = self.kind.initialized(self.new_model(), self.note)
+            model = self.resolved_task.initialized(self.new_model(), self.note)
             probe.start_head(self, model, arguments)
         pretrained.save_own_names(model)
         return {
@@ -301,7 +301,7 @@ class Recipe(RecipeOptions):
         if self.initial_head == "mean":
             model = mean_layer.append(model)
         if isinstance(model, PreTrainedModel):
-            model.config.problem_type = self.kind.problem_type
+            model.config.problem_type = self.resolved_task.problem_type
         for sentence in loaded_weights.get(model).notes():
             self.note(sentence)
         return model
@@ -331,7 +331,7 @@ class Recipe(RecipeOptions):
         values = argument_values(
             self.training_defaults(training_arguments, is_loaded=True), training_arguments
         )
-        check_task(rule_options(self).beside(values, training_arguments), self.kind)
+        check_task(rule_options(self).beside(values, training_arguments), self.resolved_task)
         trainer = build_trainer(self, values.build())
         trainer.moves_runs_aside = True
         return trainer
@@ -358,7 +358,7 @@ class Recipe(RecipeOptions):
         from finetune.checking import corrections
         from finetune.checking.rows import check_rows, require_splits
         from finetune.data import columns
-        from finetune.tasks import kinds
+        from finetune.tasks import detection
 
         source = self.source
         facts = self.report.facts
@@ -371,7 +371,7 @@ class Recipe(RecipeOptions):
             splits = corrections.apply(splits, source, self.input_column, files, self.report)
         columns.require_rows(splits, self.report, source)
         check_rows(source, splits, self.columns_read(), self.report)
-        task = kinds.of_rows(
+        task = detection.of_rows(
             splits["train"],
             ordered=self.is_ordinal(splits["train"]),
             loss_function=self.loss_function,
@@ -451,29 +451,29 @@ class Recipe(RecipeOptions):
     # ---- labels and metrics ----------------------------------------------------------------------
 
     @functools.cached_property
-    def kind(self) -> Task[Any]:
+    def resolved_task(self) -> Task[Any]:
         """The task, which follows from the labels and the options; of a run, that of its model."""
         return self.loaded.task
 
     def is_ordinal(self, rows: Dataset) -> bool:
         """Return whether the task of labelled rows is ordinal, if they have one class each."""
-        from finetune.tasks import kinds
+        from finetune.tasks import detection
 
-        task = getattr(self, "task", kinds.AUTO)
-        if task != kinds.AUTO or getattr(self, "label_order", None):
-            return task in ("ordinal", kinds.AUTO)
-        return self.ordered_labels and kinds.in_order(rows, self.label_names)
+        task = getattr(self, "task", detection.AUTO)
+        if task != detection.AUTO or getattr(self, "label_order", None):
+            return task in ("ordinal", detection.AUTO)
+        return self.ordered_labels and detection.in_order(rows, self.label_names)
 
     @property
     def labels(self) -> list[str]:
         """The class names in the order of their ids, or the names of several regression targets."""
-        return self.kind.labels
+        return self.resolved_task.labels
 
     def targets(self, split: str) -> np.ndarray:
         """Return the targets of the raw rows of a split, see ``Task.targets``."""
         from finetune.data import targets
 
-        return self.kind.targets(targets.values(self.splits[split]))
+        return self.resolved_task.targets(targets.values(self.splits[split]))
 
     @functools.cached_property
     def weights(self) -> np.ndarray | None:
@@ -499,7 +499,7 @@ class Recipe(RecipeOptions):
         """The metrics that :meth:`compute_metrics` returns unless ``--metrics`` names others."""
         from finetune.recipe.scoring import Scoring
 
-        return Scoring(**self.kind.metrics)
+        return Scoring(**self.resolved_task.metrics)
 
     @property
     def _scoring(self) -> Scoring:
@@ -536,7 +536,7 @@ class Recipe(RecipeOptions):
         if self.metrics != type(self).metrics:
             defaults.pop("metric_for_best_model", None)
         if scoring and is_loaded:
-            names = self._scoring.names(self.kind)
+            names = self._scoring.names(self.resolved_task)
         if names:
             if defaults.get("metric_for_best_model") not in (*names, "loss"):
                 defaults["metric_for_best_model"] = names[0]

@@ -60,7 +60,7 @@ def _resolve(recipe: Any, step_rows: int) -> dict[str, Any]:
         rate = _HEAD_ONLY_RATE
     elif recipe.initial_head == "mean":
         rate *= _MEAN_FACTOR
-    steps = _STEPS + _STEPS_OF_OUTPUT * recipe.kind.width
+    steps = _STEPS + _STEPS_OF_OUTPUT * recipe.resolved_task.width
     epochs = min(max(math.ceil(steps * step_rows / rows), _MIN_EPOCHS), _MAX_EPOCHS)
     epochs = max(epochs, math.ceil(MIN_STEPS / max(1, rows // step_rows)))
     return {"learning_rate": rate, "num_train_epochs": float(epochs), "warmup_steps": _WARMUP}
@@ -151,7 +151,7 @@ def _reads_mean(recipe: Any) -> bool:
     others = (recipe.adapter, recipe.freeze, recipe.teacher)  # which it was not measured with
     if not mean_layer.can_have(recipe.model_config) or any(others):
         return False
-    min_rows: int = max(_MIN_ROWS_OF_PROBE, _MIN_ROWS_OF_CLASS * recipe.kind.width)
+    min_rows: int = max(_MIN_ROWS_OF_PROBE, _MIN_ROWS_OF_CLASS * recipe.resolved_task.width)
     return len(recipe.splits["train"]) < min_rows
 
 
@@ -162,7 +162,7 @@ def _may_use_validation_rows(recipe: Any, values: Mapping[str, Any]) -> bool:
     """
     from finetune.rules.devices import uses_fsdp  # imports torch
 
-    if recipe.loaded.validated_in != "train" or not recipe.kind.has_one_class:
+    if recipe.loaded.validated_in != "train" or not recipe.resolved_task.has_one_class:
         return False
     if values.get("num_train_epochs") is not None or values.get("max_steps", -1) > 0:
         return False
@@ -228,7 +228,7 @@ def describe(recipe: Recipe, values: Mapping[str, Any], typed: Mapping[str, Any]
     if recipe.model_config is None:
         return []
     names = unset_names(recipe, typed)
-    rows, outputs = _count_rows(recipe), recipe.kind.width
+    rows, outputs = _count_rows(recipe), recipe.resolved_task.width
     texts = [f"{name} {values[name]:g}" for name in (*SCHEDULE, _BATCH) if name in names]
     sentences = []
     if texts:

@@ -55,7 +55,7 @@ class RecipeInference(Inference):
         self._keeps_columns = not run.manifest.arguments.get("remove_unused_columns", True)
         self._names = {*session.inputs, *_LABELS}
         self._collator = recipe.data_collator()
-        self.width = recipe.kind.width
+        self.width = recipe.resolved_task.width
         self.pooling = "mean"
         if isinstance(recipe, TextRecipe):
             self.pooling = recipe.pooling
@@ -97,7 +97,7 @@ class RecipeInference(Inference):
         rows = Dataset.from_dict(columns)
         if isinstance(values[0], dict) and "bytes" in values[0]:
             rows = rows.cast_column(name, Image())
-        feature = self._recipe.kind.feature
+        feature = self._recipe.resolved_task.feature
         label: Any = 0
         if isinstance(feature, List):
             label = [0] * max(0, feature.length)
@@ -110,7 +110,7 @@ class WordInference(WordOutputs, RecipeInference):
     def _dataset(self, values: list[Any]) -> Dataset:
         texts, labels = words.without_tags(values)
         rows = Dataset.from_dict({self._recipe.input_column: texts})
-        return rows.add_column("label", labels, feature=self._recipe.kind.feature)
+        return rows.add_column("label", labels, feature=self._recipe.resolved_task.feature)
 
     def _collate(self, inputs: list[Mapping[str, Any]]) -> Batch:
         return dict(self._collator([dict(row) for row in inputs]))

@@ -48,7 +48,7 @@ class TextRecipe(Recipe, TextOptions):
         """
         from finetune.data import columns, prediction_columns, tokenize
         from finetune.data import labels as class_labels
-        from finetune.tasks import kinds
+        from finetune.tasks import detection
 
         texts = self.columns_read()
         options = self.label_options()
@@ -63,8 +63,8 @@ class TextRecipe(Recipe, TextOptions):
         dataset = prediction_columns.set_aside(dataset, read=[*texts, *labels])
         label_columns = columns.read_label_columns(dataset, texts, options, self.report)
         reason = ""
-        if self.task == kinds.AUTO:
-            task, reason = kinds.decide_task(label_columns["train"], options, self.report)
+        if self.task == detection.AUTO:
+            task, reason = detection.decide_task(label_columns["train"], options, self.report)
             options = dataclasses.replace(options, task=task)
         dataset = tokenize.combined(dataset.remove_columns(labels), texts)
         encode = class_labels.encode_names
@@ -78,10 +78,10 @@ class TextRecipe(Recipe, TextOptions):
         return dataset
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.tasks import kinds
+        from finetune.tasks import detection
 
         if self.is_ordinal(dataset["train"]):
-            kinds.check_order(dataset, self.label_options(), self.report)
+            detection.check_order(dataset, self.label_options(), self.report)
         return super().split(dataset)
 
     def columns_read(self) -> list[str]:
@@ -149,7 +149,7 @@ class TextRecipe(Recipe, TextOptions):
 
     def resolved_options(self) -> dict[str, Any]:
         options = super().resolved_options()
-        return {**options, "task": self.kind.name, "max_length": self.token_limit}
+        return {**options, "task": self.resolved_task.name, "max_length": self.token_limit}
 
     def check(self) -> None:
         from finetune.models import families, mean_layer
@@ -298,12 +298,12 @@ class TextRecipe(Recipe, TextOptions):
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         from finetune.data.tokenize import tokenize
-        from finetune.tasks import kinds
+        from finetune.tasks import detection
 
         return tokenize(
             dataset,
             self.encoder(),
-            kinds.of_rows(dataset["test"]).targets,
+            detection.of_rows(dataset["test"]).targets,
             self.windows,
             self.preprocessing_num_workers,
         )
@@ -366,11 +366,11 @@ class ImageRecipe(Recipe, ImageOptions):
 
         from finetune.data import targets
         from finetune.data.batches import DRAWN_FROM
-        from finetune.tasks import kinds
+        from finetune.tasks import detection
 
         prepared = dataset.cast_column("image", Image(decode=False))
         if targets.is_set(dataset["test"]):
-            encode = kinds.of_rows(dataset["test"]).targets
+            encode = detection.of_rows(dataset["test"]).targets
             for name, rows in prepared.items():
                 labels = list(encode(targets.values(rows)))
                 prepared[name] = rows.remove_columns("label").add_column("label", labels)

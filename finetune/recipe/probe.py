@@ -84,7 +84,7 @@ def start_head(
     if linear is not None:
         weights = {"weight": torch.tensor(linear.weight), "bias": torch.tensor(linear.bias)}
         # a layer without a bias ignores it
-        head.last_linear(model, recipe.kind.width).load_state_dict(weights, strict=False)
+        head.last_linear(model, recipe.resolved_task.width).load_state_dict(weights, strict=False)
         setattr(model, _REGRESSION, linear)
     if note:
         recipe.note(f"{NOTE}{note} ({time.perf_counter() - started:.1f} s)")
@@ -117,7 +117,7 @@ def _fit(
     if not is_pretrained(model):
         return None, ""
     encoder = _Encoder(recipe, model, arguments)
-    task = recipe.kind
+    task = recipe.resolved_task
     numbers = _sample_rows(recipe, arguments)
     encoded = encoder.states("train", numbers)
     if encoded is None:
@@ -187,7 +187,7 @@ def add_validation_rows(
         model: The model that was trained on the training rows.
         arguments: Those of the training.
     """
-    task = recipe.kind
+    task = recipe.resolved_task
     if recipe.initial_head != "mean" or not task.has_probabilities:
         return
 
@@ -263,7 +263,7 @@ def frozen_baseline(
     Yields:
         The outputs have shape ``(test rows, outputs)``.
     """
-    task = recipe.kind
+    task = recipe.resolved_task
     if not task.linear_model:
         return
     name = f"{baselines.FROZEN} + {task.linear_model}"
@@ -312,7 +312,7 @@ def _draw(recipe: Recipe, split: str, count: int) -> np.ndarray:
 
     rows = recipe.prepared[split]
     count = min(count, len(rows))
-    if recipe.kind.label_kind == "classes":
+    if recipe.resolved_task.label_kind == "classes":
         return draw_rows(steps.read_labels(rows), count, recipe.split_seed)
     return np.sort(np.random.default_rng(recipe.split_seed).permutation(len(rows))[:count])
 
@@ -382,7 +382,7 @@ class _Encoder:
         activity.say(f"encoding {len(rows):,} {split} rows with the pretrained model")
         encoded = states.encode(
             copy.deepcopy(self._model),
-            self._recipe.kind.width,
+            self._recipe.resolved_task.width,
             rows,
             self._recipe.data_collator(),
             labels_words=self._recipe.labels_words,
@@ -412,7 +412,7 @@ class _Encoder:
             is_labelled = [[tag != words.UNLABELLED for tag in row] for row in rows["labels"][:]]
             facts.append(is_labelled)
         total = xxhash.xxh3_128(repr(facts).encode())
-        last = head.last_linear(model, self._recipe.kind.width)
+        last = head.last_linear(model, self._recipe.resolved_task.width)
         new = {id(weight) for weight in last.parameters()}
         for name, weight in model.state_dict(keep_vars=True).items():
             if id(weight) not in new:  # the last layer, which is removed

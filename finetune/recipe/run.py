@@ -66,13 +66,13 @@ class Run(RunDirectory):
         return run
 
     @property
-    def kind(self) -> Task[Any]:
+    def task(self) -> Task[Any]:
         """The task of the run."""
-        from finetune.tasks import kinds
+        from finetune.tasks import detection
 
         manifest = self.manifest
         options = manifest.options
-        return kinds.KINDS[manifest.task](
+        return detection.TASKS[manifest.task](
             labels=self.labels,
             loss_function=options.get("loss_function") or "",
             positive_label=options.get("positive_label"),
@@ -91,13 +91,13 @@ class Run(RunDirectory):
         """
         import pandas as pd
 
-        kind = self.kind
-        task = task or kind
-        if not kind.has_outputs_file:
+        own_task = self.task
+        task = task or own_task
+        if not own_task.has_outputs_file:
             return task.scored_in(table)
-        logits = self.read_logits(len(table), kind.width)
-        if task.labels != kind.labels:
-            logits = logits[:, [kind.labels.index(name) for name in task.labels]]
+        logits = self.read_logits(len(table), own_task.width)
+        if task.labels != own_task.labels:
+            logits = logits[:, [own_task.labels.index(name) for name in task.labels]]
         return task.scored(pd.Index(task.labels).get_indexer(pd.Index(table[LABEL])), logits)
 
     def recipe(self, *, scores: bool = True) -> Recipe:
@@ -133,7 +133,7 @@ class Run(RunDirectory):
         if unknown := options.keys() - fields.keys():
             names = ", ".join(sorted(unknown))
             raise UserError(f"{path}: the recipe '{manifest.recipe}' has no options {names}")
-        return recipe(**options).with_values(kind=self.kind)
+        return recipe(**options).with_values(resolved_task=self.task)
 
     @property
     def compute_metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
@@ -144,7 +144,7 @@ class Run(RunDirectory):
             return self.recipe().compute_metrics
         files = scoring.files_of(arguments).values()
         catalog.refuse_untrusted(files, "metric", self.path / MANIFEST)
-        return functools.partial(scoring.Scoring(**arguments), task=self.kind)
+        return functools.partial(scoring.Scoring(**arguments), task=self.task)
 
     def model(self) -> torch.nn.Module:
         """Return the model of the run in evaluation mode."""

@@ -109,7 +109,7 @@ class Teacher:
         facts += [getattr(recipe, name, None) for name in _ENCODING]
         shift: np.ndarray | float = 0.0
         has_thresholds = getattr(recipe, "thresholds", "none") != "none"
-        if manifest.not_scored and has_thresholds and recipe.kind.label_kind == "labels":
+        if manifest.not_scored and has_thresholds and recipe.resolved_task.label_kind == "labels":
             raise UserError(
                 f"{path}: thresholds are part of this model; expected its run, {path.parent}"
             )
@@ -119,7 +119,7 @@ class Teacher:
         load = functools.partial(RecipeInference, run, recipe, options)
         return cls(
             path,
-            recipe.kind.name,
+            recipe.resolved_task.name,
             run.labels,
             recipe.columns_read(),
             digest,
@@ -131,7 +131,7 @@ class Teacher:
 
     def require_same(self, recipe: Recipe) -> None:
         """Raise a ``UserError`` if it does not fit the labels and columns of a recipe."""
-        task = recipe.kind
+        task = recipe.resolved_task
         facts = (
             ("the task", [self.task], [task.name]),
             ("the labels", sorted(self.labels), sorted(task.labels)),
@@ -236,7 +236,7 @@ def open_teachers(recipe: Recipe) -> list[Teacher]:
 
 def label_layout(recipe: Any) -> LabelLayout | None:
     """Return the layout of the labels of :func:`training_rows`; None if they are targets."""
-    task = recipe.kind
+    task = recipe.resolved_task
     is_soft = bool(getattr(recipe, "label_probabilities", None))
     divergence = None
     if getattr(recipe, "teacher", None):
@@ -265,7 +265,7 @@ def training_rows(recipe: Any) -> Dataset:
         zeros = np.zeros((len(rows), *row_layout.shape))
         labels = row_layout.pack(zeros, 1.0, _answers(recipe, teachers, rows))
         added = recipe.prepare(dataset)["train"]
-        values = recipe.kind.targets(targets.values(rows))
+        values = recipe.resolved_task.targets(targets.values(rows))
         require_all_rows(DatasetDict(train=added), DatasetDict(train=rows), lambda _: values)
         prepared = concatenate_datasets([prepared, _with_labels(added, labels)])
     if teachers:
@@ -294,7 +294,7 @@ def _answers(recipe: Any, teachers: Sequence[Teacher], rows: Dataset) -> np.ndar
     """Return the mean of the answers of teachers to raw rows, in the order of the recipe's labels,
     shape ``(rows, outputs)``; without teachers ``(rows, 0)``.
     """
-    task = recipe.kind
+    task = recipe.resolved_task
     hashes = digests.hash_rows(rows, recipe.input_column)
     answers = []
     for teacher in teachers:

@@ -78,7 +78,7 @@ def _metadata(run: Run) -> ModelCardData:
     on_hub = hub.names_repository(source)
     from_library = "model" in manifest.options
     inputs = "text" if "max_length" in manifest.options else "image"
-    if run.kind.labels_words:
+    if run.task.labels_words:
         inputs = "token"
     task = f"{inputs}-classification"
     results = []
@@ -120,7 +120,7 @@ def _source(run: Run) -> str:
 def _code(run: Run) -> str:
     """Return code that uses the model: ``pipeline()`` if it reads inputs as the training did."""
     options = run.manifest.options
-    if run.kind.labels_words and _splits_words(run):
+    if run.task.labels_words and _splits_words(run):
         return (
             "from transformers import pipeline\n\n"
             "# of a text above max_length it reads the start; finetune.predict_file() reads all\n"
@@ -133,7 +133,7 @@ def _code(run: Run) -> str:
     kind, arguments = "image", ""
     if "max_length" in options:
         kind, arguments = "text", ", truncation=True"
-    if run.labels and not run.kind.has_one_class:
+    if run.labels and not run.task.has_one_class:
         arguments += ", top_k=None"  # returns the scores of all labels
     return (
         "from transformers import pipeline\n\n"

@@ -81,7 +81,7 @@ def _describe_scores(run: Run) -> tuple[dict[str, list[Any]], str]:
             "Intervals cover the sampling of test rows, not variation between trainings.",
         ]
     }
-    for name in run.kind.sections:
+    for name in run.task.sections:
         sections[name.capitalize()] = _SECTIONS[name](run, table, rows)
     scores = "; ".join(tables.format_score(name, statistics.metrics[name]) for name in run.headline)
     return sections, scores
@@ -112,7 +112,7 @@ def _label_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
     examples = []
     for index in mistakes.farthest(rows)[:_MAX_MISTAKES]:
         row = table.iloc[index]
-        texts = [run.kind.describe(row, name) for name in (LABEL, PREDICTION)]
+        texts = [run.task.describe(row, name) for name in (LABEL, PREDICTION)]
         examples.append((index, list(map(Cell, texts))))
     return [tables.classes(run.statistics), note, _examples(table, "labels predicted", examples)]
 

@@ -102,7 +102,9 @@ def run_search(
     prepared = prepare_set("search", base, first, typed, progress)
     values = prepared.settings.values
     if not distributions:
-        default = default_space(prepared.settings.recipe.kind.name, values, base.user_options)
+        default = default_space(
+            prepared.settings.recipe.resolved_task.name, values, base.user_options
+        )
         note(Noted(f"--space {default}"))
         distributions = parse_space(default, recipe)
     run_set = open_set("search", prepared, distributions)

@@ -299,7 +299,7 @@ def _estimate_optimism(runs: Sequence[Run], metric: str, greater_is_better: bool
             labels, outputs = arrays["labels"], arrays["outputs"]
         outputs_of_runs.append(outputs)
     compute = runs[0].compute_metrics
-    places = runs[0].kind.places(labels)
+    places = runs[0].task.places(labels)
     generator = np.random.default_rng(0)
     sign = 1
     if not greater_is_better:

@@ -406,7 +406,7 @@ def test_the_positive_class_has_a_name_that_says_so(
         dataset=str(reviews), model=str(bert), label_map=f"good={names[0]},bad={names[1]}"
     )
     assert recipe.labels == list(names)
-    assert recipe.kind.positive_name == positive
+    assert recipe.resolved_task.positive_name == positive
 
 
 @pytest.mark.contract("E2")
@@ -1453,7 +1453,7 @@ def test_every_verb_is_a_function(
     assert finetune.Run.load(str(run.path)).path == finetune.Run.load(run).path == run.path
     manifest = run.manifest
     assert (manifest.status, manifest.recipe) == ("finished", "text")
-    assert manifest.task == run.kind.name == "single_label"
+    assert manifest.task == run.task.name == "single_label"
     for name, value in (("run.json", manifest), ("metrics.json", run.metrics)):
         stored = json.loads((run.path / name).read_text())
         assert stored["schema"] == value.schema == value["schema"] == 1

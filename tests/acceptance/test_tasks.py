@@ -233,7 +233,7 @@ def test_the_labels_are_those_of_the_file_and_the_ids_those_of_the_tokenizer(
     file = table.with_name("lists.jsonl") if kind == "lists" else table
     recipe = Text(dataset=str(file), model=str(bert), max_length=LENGTH, **options)
     assert recipe.splits.num_rows == {"train": 65, "validation": 7, "test": 18}
-    assert recipe.kind.name == task
+    assert recipe.resolved_task.name == task
     ids = sorted(number for rows in recipe.splits.values() for number in rows["_row"])
     assert ids == list(range(len(ROWS)))
     labels = [label_of(kind, row) for row in ROWS]
@@ -512,7 +512,10 @@ def test_cells_of_several_labels_are_read(case: str, tmp_path: Path) -> None:
     place: Row = dict(dataset=str(tmp_path / "rows.jsonl"), model="none")
     recipe = Text(**place, text_column="text", label_column="label", **options)
     rows = recipe.load()["train"]
-    assert (recipe.kind.name, rows.features["label"].feature.names) == ("multi_label", names)
+    assert (recipe.resolved_task.name, rows.features["label"].feature.names) == (
+        "multi_label",
+        names,
+    )
     decoded = [[names[number] for number in numbers] for numbers in rows["label"]]
     assert decoded == [expected[number % len(labels)] for number in range(120)]
 
@@ -1620,7 +1623,7 @@ def test_a_training_assigns_nothing_to_the_recipe(bert: Path, tmp_path: Path) ->
     assert (recipe.task, recipe.max_length, recipe.class_weights) == ("auto", 512, "none")
     for name in vars(recipe).keys() - before.keys():
         assert isinstance(inspect.getattr_static(type(recipe), name), functools.cached_property)
-    assert (recipe.kind.name, recipe.token_limit) == ("multi_label", 128)
+    assert (recipe.resolved_task.name, recipe.token_limit) == ("multi_label", 128)
     run = finetune.train(
         Text, **options, **arguments, baseline=False, output_dir=str(tmp_path / "run")
     )

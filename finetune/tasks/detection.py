@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 #: The tasks by their names in ``run.json``.
-KINDS: dict[str, type[Task[Any]]] = {
-    kind.name: kind for kind in (SingleLabel, Ordinal, MultiLabel, Regression, Tokens)
+TASKS: dict[str, type[Task[Any]]] = {
+    task.name: task for task in (SingleLabel, Ordinal, MultiLabel, Regression, Tokens)
 }
 #: The fewest classes of an ordinal task: fewer have no meaningful order.
 MIN_ORDERED_CLASSES = 3
@@ -69,8 +69,8 @@ def of_rows(
         return MultiLabel(labels=names, loss_function=loss, thresholds=thresholds)
     if not names:
         return Regression.of(rows, target_names, loss)
-    kind = Ordinal if ordered else SingleLabel
-    return kind(labels=names, loss_function=loss, positive_label=positive_label)
+    task = Ordinal if ordered else SingleLabel
+    return task(labels=names, loss_function=loss, positive_label=positive_label)
 
 
 def in_order(rows: Dataset, ordered_names: Sequence[str]) -> bool:
