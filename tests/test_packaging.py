@@ -7,6 +7,7 @@ import fnmatch
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,14 @@ def test_the_citation_agrees_with_the_package() -> None:
     assert PROJECT["name"] == DISTRIBUTION
     assert "version" not in citation  # which is in one place, finetune/runtime/__init__.py
     assert citation["license"] == PROJECT["license"]
+
+
+def test_windows_is_refused_in_a_sentence() -> None:
+    script = "import os; os.name = 'nt'; import finetune"
+    words = [sys.executable, "-c", script]
+    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "on Windows use it in WSL" in result.stderr.splitlines()[-1]
 
 
 def test_the_hosted_workflow_runs_the_ci_script() -> None:
