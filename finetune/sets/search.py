@@ -78,6 +78,7 @@ def run_search(
         default_space,
         list_values,
         max_epochs,
+        nearest_values,
         parse_space,
     )
     from finetune.sets.trials import PRUNERS, Trials
@@ -101,15 +102,17 @@ def run_search(
     typed = {"space": space, "trials": trials, "pruner": pruner}
     prepared = prepare_set("search", base, first, typed, progress)
     values = prepared.settings.values
+    defaults: dict[str, float] = {}
     if not distributions:
         default = default_space(
             prepared.settings.recipe.resolved_task.name, values, base.user_options
         )
         note(Noted(f"--space {default}"))
         distributions = parse_space(default, recipe)
+        defaults = nearest_values(distributions, values)
     run_set = open_set("search", prepared, distributions)
     stopper = PRUNERS[pruner](max_epochs(distributions, values))
-    study = Trials(run_set, distributions, values.seed, stopper)
+    study = Trials(run_set, distributions, defaults, values.seed, stopper)
     while (trial := distributed.on_main_process(lambda: study.ask(trials))) is not None:
         try:
             _run_trial(trial, study, base, progress)

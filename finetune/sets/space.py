@@ -63,6 +63,20 @@ def default_space(task: str, values: ArgumentValues, typed: Collection[str]) -> 
     return ",".join(varied)
 
 
+def nearest_values(
+    space: Mapping[str, BaseDistribution], values: ArgumentValues
+) -> dict[str, float]:
+    """Return for each range of a space the value that is nearest to the training argument."""
+    nearest: dict[str, float] = {}
+    for name, distribution in space.items():
+        assert isinstance(distribution, (IntDistribution, FloatDistribution))
+        value = min(max(getattr(values, name), distribution.low), distribution.high)
+        if isinstance(distribution, IntDistribution):
+            value = round(value)
+        nearest[name] = value
+    return nearest
+
+
 def parse_space(text: str | Mapping[str, Any], recipe: type[Recipe]) -> dict[str, BaseDistribution]:
     """Return the distribution of each option in a space.
 

@@ -71,12 +71,14 @@ class Trials:
     Attributes:
         run_set: The set of their runs.
         space: The values of each option.
+        first: The values of the first trial; if it is empty, Optuna proposes them, too.
         seed: The seed of Optuna's sampler.
         pruner: One of :data:`PRUNERS`, made for the most epochs of a trial.
     """
 
     run_set: RunSet
     space: Mapping[str, BaseDistribution]
+    first: Mapping[str, Any]
     seed: int
     pruner: BasePruner
 
@@ -135,6 +137,8 @@ class Trials:
         Optuna may propose values again; then others are drawn at random. It is asked in a copy of
         the study, as a trial that it has made cannot be taken back.
         """
+        if not begun and self.first:
+            return dict(self.first)
         tried = [trial.params for trial in begun]
         seed = self.seed + len(begun)  # a process that asks later samples other values
         sampler = TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, constant_liar=True)

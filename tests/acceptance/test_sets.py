@@ -582,6 +582,29 @@ def test_the_directory_of_another_search_is_refused(
     assert expected[damage] in result.stderr
 
 
+@pytest.mark.contract("G3")
+@pytest.mark.trains
+def test_the_first_trial_of_the_default_space_has_the_default_values(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """The ranges are around them: a fifth to ten times the learning rate."""
+    del options["learning_rate"]
+    said: list[str] = []
+    (run,) = finetune.search(
+        "text",
+        **options,
+        max_steps=1,
+        trials=1,
+        progress=lambda event: said.append(str(event)),
+        output_dir=tmp_path / "s",
+    ).runs
+    ranges = re.search(r"learning_rate=(\S+)\.\.(\S+):log", "\n".join(said))
+    assert ranges is not None
+    low, high = map(float, ranges.groups())
+    assert run.manifest.arguments["learning_rate"] == pytest.approx(5 * low)
+    assert run.manifest.arguments["learning_rate"] == pytest.approx(high / 10)
+
+
 class Undefined(finetune.TextRecipe):
     """Its own metric is not a number."""
 
