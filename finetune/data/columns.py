@@ -22,10 +22,15 @@ from finetune.data.labels import (
     parse_number,
     read_label_column,
 )
-from finetune.errors import Findings, UserError, suggestion
+from finetune.errors import Findings, UserError, counted, suggestion
 
 #: What programs write for a missing value, in lower case. NA and None may be names.
-_MISSING = ("nan", "null", "n/a", "#n/a", "<na>", "nat", "\\n")
+_MISSING = {"nan", "null", "n/a", "#n/a", "<na>", "nat", "\\n"}
+#: The same of tools for SQL and of spreadsheets.
+_MISSING |= {"(null)", "[null]", "<null>", "#ref!", "#value!", "#name?", "#div/0!"}
+#: The column of Prodigy that says whether a person has accepted the row, and its values.
+_ANSWER, _REJECTED, _ANSWERS = "answer", ("reject", "ignore"), ("accept", "reject", "ignore", None)
+NOT_ACCEPTED = f"that were not accepted (the column '{_ANSWER}' of Prodigy)"
 
 #: Fewer different numbers have no outlier.
 _MIN_VALUES = 5
@@ -64,9 +69,13 @@ def require_columns(
             if column in flags:
                 report.error(f"{flag}: '{column}' is already named by {flags[column]}")
             elif lacking:
+                fix = ""
+                if "train" not in lacking and flag.startswith("--label"):
+                    fix = f"--dataset_splits {lacking[0]}=none does not read these rows"
                 report.error(
                     f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
-                    + describe_columns(dataset[lacking[0]], column)
+                    + describe_columns(dataset[lacking[0]], column),
+                    fix=fix,
                 )
             elif flag.startswith(("--text_column", "--label_column")):
                 _require_text(dataset, flag, column, report)
@@ -135,10 +144,27 @@ def read_label_columns(
     for split, rows in dataset.items():
         labels = [read_label_column(rows, name) for name in options.columns]
         is_complete = find_complete(rows, split, texts, labels, options.drop_invalid, report)
-        columns[split] = [column.only(is_complete) for column in labels]
+        rejected = find_rejected(rows, [*texts, *options.columns])
+        fix = "--drop_invalid leaves them out"
+        positions = np.flatnonzero(rejected)
+        targets.refuse_or_drop(
+            report, NOT_ACCEPTED, fix, positions, rows, split, options.drop_invalid
+        )
+        columns[split] = [column.only(is_complete & ~rejected) for column in labels]
     if not options.drop_invalid:
         report.raise_errors()
     return columns
+
+
+def find_rejected(rows: Dataset, used: Collection[str]) -> np.ndarray:
+    """Return which rows the column ``answer`` of Prodigy rejects, bool, shape ``(rows,)``; none if
+    that column has other values, or is one of those ``used``.
+    """
+    answers: list[Any] = [None] * len(rows)
+    if _ANSWER in rows.column_names and _ANSWER not in used:
+        answers = rows[_ANSWER][:]
+    is_of_prodigy = all(answer in _ANSWERS for answer in answers)
+    return np.array([is_of_prodigy and answer in _REJECTED for answer in answers], dtype=bool)
 
 
 def find_complete(
@@ -267,6 +293,18 @@ def check_names(dataset: DatasetDict, report: Findings) -> None:
         names = f"{list_names(unmapped)} in the data (labels: {list_names(classes)})"
         report.error(f"--label_map: no label {names}")
     counts = sum((Counter(targets.counts(rows)) for rows in dataset.values()), Counter())
+    if absent := [name for number, name in enumerate(classes) if number not in counts]:
+        report.info(
+            f"{list_names(absent)}: classes of the data without a row, outputs of the model"
+        )
+    if targets.is_set(dataset["train"]):
+        sizes = np.array(list(map(len, targets.values(dataset["train"]))))
+        if sizes.max(initial=0) == 1 and (count := int((sizes == 0).sum())):
+            report.warning(
+                f"no training row has two labels, and {counted(count, 'row')} none: are these "
+                "without a label because nobody has labelled them?",
+                fix="if so, leave them out, and set --task single_label",
+            )
     if missing := names_of_missing(classes):
         report.warning(
             f"{list_names(missing)}: read as a class, but may be a missing value",
@@ -288,7 +326,8 @@ def check_names(dataset: DatasetDict, report: Findings) -> None:
 
 def check_numbers(dataset: DatasetDict, report: Findings) -> None:
     """Warn of a number that is further from the others than these are from each other: it may be
-    written for a missing value, as -999 is. Nothing is reported for classes.
+    written for a missing value, as -999 is. Held-out rows with the same number are an error, as
+    they have no scores. Nothing is reported for classes.
 
     Args:
         dataset: The splits of the source, with encoded labels.
@@ -301,6 +340,12 @@ def check_numbers(dataset: DatasetDict, report: Findings) -> None:
         numbers = np.reshape(targets.values(rows), (len(rows), -1))
         for position, column in enumerate(numbers.T):
             name = names[position] if position < len(names) else f"target {position + 1}"
+            if split != "train" and len(rows) > 1 and (column == column[0]).all():
+                report.error(
+                    f"all {len(rows):,} {split} rows have the same number in '{name}', "
+                    f"{column[0]:g}",
+                    fix=f"--dataset_splits {split}=none does not read these rows",
+                )
             for outlier, low, high in _find_outliers(column):
                 targets.report_rows(
                     report,

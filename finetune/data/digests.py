@@ -45,8 +45,10 @@ _SIMILARITY = 0.8
 _PERMUTATIONS, _BANDS = 128, 32
 #: Rows of a band that the next one is compared with, and pairs that are verified, at most.
 _MAX_ROWS_IN_BAND, _MAX_VERIFIED_PAIRS = 100, 50
-#: What is not the single space between two words.
-_BLANKS = ("  ", "\n", "\r", "\t", "\xa0")
+#: What is not the single space between two words, in ASCII.
+_BLANKS = ("  ", "\n", "\r", "\t", "\x0b", "\x0c")
+#: A part of the keys of cached hashes: another number where the same rows have other hashes.
+_VERSION = 2
 _WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 
 
@@ -64,7 +66,7 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[by
     name = stored_column(rows, column)
     if rows.cache_files and column == "text":  # files of images may change
         stored, places = internals.stored_rows(rows, name)
-        key = [stored.data.select([name]), places, normalize]
+        key = [stored.data.select([name]), places, normalize, _VERSION]
         for file in stored.cache_files:
             key.append(os.stat(file["filename"]).st_mtime_ns)
         path = caches.directory("finetune-hashes") / Hasher.hash(key)
@@ -88,9 +90,11 @@ def _content(value: Any, normalize: bool) -> bytes:
     if isinstance(value, dict):
         return images.read_bytes(value)
     if isinstance(value, str):
-        # few texts need the split, which takes five times as long as looking for its reasons
-        if normalize and (value != value.strip() or any(map(value.__contains__, _BLANKS))):
-            return " ".join(value.split()).encode()
+        if normalize:
+            # few texts need the split, which takes five times as long as looking for its reasons
+            has_blanks = not value.isascii() or any(map(value.__contains__, _BLANKS))
+            if has_blanks or value != value.strip():
+                return " ".join(value.split()).encode()
         return value.encode()
     if isinstance(value, list) and value and isinstance(value[0], str):
         # bytes that no other parts have, and no text: 0xff is not in UTF-8

@@ -23,6 +23,7 @@ from finetune.data import targets
 from finetune.data.comma_list import split_pairs
 from finetune.errors import Findings, UserError
 
+_MANY = 20  # see `find_thousands`
 _ADJACENT_STRINGS = re.compile(r"""['"]\s+['"]""")
 #: The values of a cell of ``--label_columns``, in lower case.
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -144,6 +145,7 @@ def parse_number(value: Any) -> float | None:
 def find_thousands(values: Iterable[Any]) -> tuple[str, str] | None:
     """Return two texts of numbers, such as ``796`` and ``1.277``, if the point is likely to
     separate thousands: three digits follow each point, and the numbers without one are below 1000.
+    Fewer than three numbers with a point need many without.
     """
     grouped, ungrouped = set(), set()
     for value in values:
@@ -155,7 +157,7 @@ def find_thousands(values: Iterable[Any]) -> tuple[str, str] | None:
             ungrouped.add(value)
         else:
             return None
-    if len(grouped) < 3 or not ungrouped:
+    if not grouped or not ungrouped or (len(grouped) < 3 and len(ungrouped) < _MANY):
         return None
     return min(ungrouped), min(grouped)
 
@@ -319,6 +321,8 @@ def _read_names(
         cell = None
         if options.task == "multi_label":
             cell = _set_of_names(labels)
+        elif isinstance(value, list) and len(value) == 1:  # as doccano writes one class
+            cell = _set_of_names(value)
         elif labels is None and not isinstance(value, dict):
             cell = [_class_name(value)]
         if cell is None:

@@ -119,13 +119,13 @@ def read_file(path: Path, options: ReadOptions) -> FileRows:
         return rows
 
 
-def read_whole_text(path: Path, options: ReadOptions) -> str:
-    """Return the text of a whole file; raise a ``UserError`` if it is not text."""
+def read_whole_text(path: Path, options: ReadOptions) -> tuple[str, str]:
+    """Return the text of a whole file and its encoding; raise a ``UserError`` if it is not text."""
     with _explain(path):
         encoding = read_text.encoding_of(path, options.encoding)
         text = "".join(read_text.text_lines(path, encoding))
     refuse_pointer(text[:64].encode(), str(path))
-    return text
+    return text, encoding
 
 
 def existing(name: str) -> Path:

@@ -50,6 +50,8 @@ _FOREIGN = re.compile(
     rb"(?<=[A-Za-z][^\x8a\x8c\x8e\x9f])(?=[A-Za-z])"
     rb"|(?<=[a-z][\x8a\x8c\x8e\x9f])|(?<=[A-Z][\x8a\x8c\x8e\x9f])(?=[a-z]))"
 )
+#: A word with another letter than those of ASCII, or another sign.
+_OTHER_WORD = re.compile(r"\w*[^\x00-\x7f]\w*")
 #: The beginning of a file of Git LFS that stands for one that was not downloaded.
 _POINTER = b"version https://git-lfs.github.com/spec/v1"
 _NO_LETTERS = bytes(byte for byte in range(128) if not chr(byte).isalpha()) + _SIGNS
@@ -233,7 +235,12 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
     facts = []
     encoding = encoding_of(path, options.encoding)
     if options.encoding is None and encoding != "utf-8-sig":
-        facts.append(f"read as {encoding} (--encoding)")
+        example = ""
+        if encoding == "cp1252":
+            matches = map(_OTHER_WORD.search, text_lines(path, encoding))
+            word = next(filter(None, matches))[0]
+            example = f", such as {word[:40]!r}"
+        facts.append(f"read as {encoding}{example} (--encoding)")
     options = replace(options, encoding=encoding)
     usual = formats.SEPARATORS.get(formats.suffix(path))
     if usual is None or options.are_words(path):

@@ -5,6 +5,7 @@ A :class:`Source` returns its splits with all columns, and numbers their rows in
 
 import functools
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from finetune.data.files_of_splits import (
 )
 from finetune.data.prediction_columns import set_aside
 from finetune.data.read_text import ReadOptions
-from finetune.errors import Findings, RowPlace, UserError, row_places
+from finetune.errors import Findings, RowPlace, UserError, counted, row_places
 from finetune.runtime import formats, hub
 
 #: ``datasets`` names the folder of a cached data set after its commit on the Hub.
@@ -108,7 +109,7 @@ class Source:
                 if self.files.kind == "tables":
                     rows = self._join_files(split, paths, report)
                 else:
-                    rows = self._read_classes(paths)
+                    rows = self._read_classes(paths, report)
                 splits[split] = rows
         else:
             readers = {"memory": memory.read, "embedded": embedded.read, "hub": self._load_hub}
@@ -176,7 +177,7 @@ class Source:
                 f"the files of the {split} split differ in column types, write them alike: {error}"
             ) from error
 
-    def _read_classes(self, paths: Sequence[Path]) -> Dataset:
+    def _read_classes(self, paths: Sequence[Path], report: Findings) -> Dataset:
         labels, files = [], []
         for path in paths:
             file = path.relative_to(Path(self.dataset).expanduser())
@@ -186,7 +187,16 @@ class Source:
         if self.files.kind == "images":
             images = [str(path.absolute()) for path in paths]
             return rows.add_column("image", images).cast_column("image", Image())
-        texts = [read.read_whole_text(path, self.options).strip() or None for path in paths]
+        texts: list[str | None] = []
+        other_files = defaultdict(list)  # by their encodings
+        for path, name in zip(paths, files, strict=True):
+            text, encoding = read.read_whole_text(path, self.options)
+            texts.append(text.strip() or None)
+            if encoding not in ("utf-8-sig", self.options.encoding):
+                other_files[encoding].append(name)
+        for encoding, names in other_files.items():
+            count = counted(len(names), "file")
+            report.info(f"{count} read as {encoding}, such as {names[0]} (--encoding)")
         return rows.add_column("text", texts, feature=Value("string"))
 
     def _load_hub(self, name: str) -> DatasetDict:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import DatasetDict
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
@@ -27,12 +28,16 @@ from scipy.sparse.csgraph import connected_components
 from finetune.data import arrow, targets
 from finetune.data.columns import describe_columns, names_of_missing, similar_names
 from finetune.data.digests import drop_repeated
+from finetune.data.files_of_splits import guess_split
+from finetune.data.labels import list_names
 from finetune.data.prediction_columns import OF_DATA
 from finetune.data.times import read_times
 from finetune.errors import Findings, UserError, counted
 
 #: The splits that are split off the training rows, in this order.
 HELD_OUT = ("test", "validation")
+#: Columns that other programs read the split of a row from.
+_SPLIT_COLUMNS = ("split", "subset", "set", "partition")
 #: A row that is in several splits is dropped from the later ones in this order.
 ORDER = (*HELD_OUT, "train")
 
@@ -164,12 +169,15 @@ def _read_texts(
     if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
         raise UserError(f"{flag}: expected texts, numbers or dates, found {values.type}")
     texts: pd.Series = values.cast(pa.large_string()).to_pandas()
+    if pa.types.is_floating(values.type):  # Arrow writes 4.915e+12
+        numbers = values.to_pandas()
+        texts = texts.where(numbers % 1 != 0, numbers.map("{:.0f}".format, na_action="ignore"))
     if isinstance(values.type, pa.JsonType):  # 1 and "1" are one group
         texts = texts.map(lambda text: str(json.loads(text)), na_action="ignore")
     texts = texts.where(texts.str.strip() != "")
-    # as pandas writes whole numbers beside missing ones
-    texts = texts.str.replace(r"^(-?\d+)\.0$", r"\1", regex=True)
-    return texts
+    # as pandas writes whole numbers beside missing ones, databases numbers, and both dates
+    texts = texts.str.replace(r"^(-?\d+)\.0+$", r"\1", regex=True)
+    return texts.str.replace(r" 00:00:00(\.0+)?$", "", regex=True)
 
 
 def make_splits(dataset: DatasetDict, plan: Plan, column: str, report: Findings) -> DatasetDict:
@@ -186,6 +194,7 @@ def make_splits(dataset: DatasetDict, plan: Plan, column: str, report: Findings)
     Raises:
         UserError: If no training rows are left, or if the rows cannot be split as the plan says.
     """
+    _report_split_column(dataset, report)
     index = drop_repeated(build_index(dataset, plan, report), dataset, column, plan, report)
     if not (index["split"] == "train").any():
         reasons = (finding.message for finding in report.findings if finding.split == "train")
@@ -206,6 +215,25 @@ def make_splits(dataset: DatasetDict, plan: Plan, column: str, report: Findings)
             rows = rows[draw_rows(strata[source][rows], most, plan.split_seed + 2)]
         splits[name] = dataset[source].select(rows)
     return splits
+
+
+def _report_split_column(dataset: DatasetDict, report: Findings) -> None:
+    """Add a warning to ``report`` if a column names the split of each row, which is not read."""
+    if len(dataset) > 1:
+        return
+    rows = dataset["train"]
+    for column in rows.column_names:
+        if column.lower() not in _SPLIT_COLUMNS:
+            continue
+        values = pc.unique(arrow.column(rows, column).cast(pa.large_string())).to_pylist()
+        splits = {guess_split(value or "") for value in values}
+        if len(splits) > 1 and None not in splits:
+            names = list_names([value for value in values if value])
+            report.warning(
+                f"the column '{column}' names splits ({names}), but is not used: rows are split "
+                "anew",
+                fix="for these splits, write a file for each: train.csv, validation.csv, test.csv",
+            )
 
 
 def _join_texts(index: pd.DataFrame) -> pd.DataFrame:

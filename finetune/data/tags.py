@@ -25,7 +25,12 @@ from typing import Any
 from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 
 from finetune.data import prediction_columns, targets, words
-from finetune.data.columns import describe_columns, require_columns
+from finetune.data.columns import (
+    NOT_ACCEPTED,
+    describe_columns,
+    find_rejected,
+    require_columns,
+)
 from finetune.data.comma_list import join_values
 from finetune.data.labels import list_names, natural_key, parse_list
 from finetune.data.targets import OUTSIDE, refuse_or_drop, report_rows
@@ -33,8 +38,6 @@ from finetune.data.words import Place, Word
 from finetune.errors import Facts, Findings, UserError
 
 AUTO = "auto"
-#: The column of Prodigy that says whether a person has accepted the row.
-_ANSWER = "answer"
 #: The usual columns of words, and of tags or spans.
 TOKEN_COLUMNS = ("tokens", "words", "1")
 LABEL_COLUMNS = ("ner_tags", "tags", "labels", "spans", "entities", "label")
@@ -181,6 +184,12 @@ class TagReader:
                 tags.update(tags_of_row)
         if have_spans:
             _refuse_halves(self.names - self.renames.keys(), report, have_spans=True)
+        if not have_spans and self.scheme == "plain" and OUTSIDE not in tags:
+            report.warning(
+                f"no word has the tag {OUTSIDE}: each is in an entity of "
+                f"{list_names(sorted(self.names - {OUTSIDE}))}",
+                fix=f"if a name stands for no entity, rename it: --label_map NAME={OUTSIDE}",
+            )
         self._warn_of_outside(have_spans, report)
         if not self.drop_invalid:
             report.raise_errors()
@@ -243,7 +252,7 @@ class TagReader:
             if not isinstance(cell, list):
                 continue
             for tag in cell:
-                letter, name = self._split_tag(tag)
+                letter, name, _ = self._split_tag(tag)
                 if letter:
                     letters.add(letter)
                 elif name:
@@ -268,21 +277,22 @@ class TagReader:
         self.names.add(name)
         return self.renames.get(name, name)
 
-    def _split_tag(self, tag: Any) -> tuple[str, str]:
+    def _split_tag(self, tag: Any) -> tuple[str, str, str]:
         """Return the letter of the prefix of a tag, if it has one, and its type, both with their
-        names in ``--label_map``, and empty for :data:`OUTSIDE`.
+        names in ``--label_map``, and empty for :data:`OUTSIDE`; and its type in the data.
         """
         letter = ""
-        name = self._rename(str(tag))
+        written = str(tag)
+        name = self._rename(written)
         match = _TAG.fullmatch(name)
         if match is not None and self.scheme != "plain":
             letter = _OTHER_LETTERS.get(match[1], match[1])
-            name = match[2]
+            written = name = match[2]
             if str(tag) not in self.renames:
                 name = self._rename(name)
         if name == OUTSIDE:
-            return "", ""
-        return letter, name
+            return "", "", OUTSIDE
+        return letter, name, written
 
     def _from_tags(self, value: Any, labels: Any) -> Tagged:
         """Return words with a tag each; raise :class:`Invalid` if they are none."""
@@ -296,14 +306,17 @@ class TagReader:
                 raise Invalid("with a word that is empty or no text", repr(token))
         tags: list[str] = []
         scheme = f"{_NAMES[self.scheme]} (--tag_scheme sets another)"
-        previous_letter = previous = ""
+        has_begin = self.scheme in ("iob2", "iobes")
+        previous_letter = previous = previous_written = ""
         for before, cell in itertools.pairwise(["the beginning", *labels, OUTSIDE]):
-            letter, name = self._split_tag(cell)
+            letter, name, written = self._split_tag(cell)
             if cell is None or not str(cell).strip() or (not letter and name.isdecimal()):
                 raise Invalid("with a tag without a name (--label_map 0=O,1=B-NAME gives names)")
             if name and letter not in _LETTERS[self.scheme]:
                 raise Invalid(f"with a tag that is not {scheme}", repr(cell))
             continues = name == previous and letter not in ("B", "S")
+            if not has_begin:  # neighbours of two types that --label_map makes one are two entities
+                continues = continues and written == previous_written
             if self._is_impossible(previous_letter, letter, continues):
                 place = f"{cell} after {before} (word {len(tags) + 1})"
                 raise Invalid(f"with an impossible sequence of tags in {scheme}", place)
@@ -313,7 +326,7 @@ class TagReader:
                 tags.append(f"I-{name}")
             else:
                 tags.append(f"B-{name}")
-            previous_letter, previous = letter, name
+            previous_letter, previous, previous_written = letter, name, written
         return *words.join_words(tokens), tags[:-1]
 
     def _is_impossible(self, previous_letter: str, letter: str, continues: bool) -> bool:
@@ -526,16 +539,14 @@ def _parse(
     """Return the words and tags of valid rows by position, and the positions of others by reason,
     with the first example of it.
     """
-    answers: Sequence[Any] = [None] * len(rows)
-    if _ANSWER in rows.column_names:
-        answers = rows[_ANSWER][:]
+    rejected = find_rejected(rows, [column, labels])
     items = {}
     invalid: dict[str, list[int]] = defaultdict(list)
     descriptions: dict[str, str] = {}
     for row, cells in enumerate(zip(rows[column][:], _cells(rows, labels), strict=True)):
         try:
-            if answers[row] in ("reject", "ignore"):
-                raise Invalid(f"that were not accepted (the column '{_ANSWER}' of Prodigy)")
+            if rejected[row]:
+                raise Invalid(NOT_ACCEPTED)
             items[row] = parse(*cells)
         except Invalid as error:
             description = descriptions.setdefault(error.args[0], ", such as ".join(error.args))

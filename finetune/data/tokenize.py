@@ -53,13 +53,15 @@ def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
     splits = DatasetDict()
     for split, rows in dataset.items():
         features = {name: kind for name, kind in rows.features.items() if name not in columns}
-        splits[split] = rows.map(
-            combine,
-            batched=True,
-            input_columns=list(columns),
-            remove_columns=list(columns),
-            features=Features({**features, "text": Value("string"), TEXTS: List(Value("string"))}),
-        )
+        features |= {"text": Value("string"), TEXTS: List(Value("string"))}
+        with internals.map_progress(lambda count: None):  # no bar
+            splits[split] = rows.map(
+                combine,
+                batched=True,
+                input_columns=list(columns),
+                remove_columns=list(columns),
+                features=Features(features),
+            )
     return splits
 
 

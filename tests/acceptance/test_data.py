@@ -784,8 +784,19 @@ def test_the_detected_choice_is_printed_at_each_start(
     path = write_rows(tmp_path / "rows.csv", rows, "cp1252", delimiter=";")
     words = ["check", "text", "--dataset", path, "--model", bert, "--max_length", "64"]
     pages = [cli(*words).stdout for _ in range(2)]
-    for fragment in ("rows.csv", "cp1252", "--encoding", "semicolon", "--csv_separator"):
+    for fragment in ("rows.csv", "cp1252", "'café'", "--encoding", "semicolon", "--csv_separator"):
         assert [fragment in page for page in pages] == [True, True]
+
+
+@pytest.mark.contract("C2")
+def test_the_encoding_of_files_in_class_folders_is_reported(tmp_path: Path) -> None:
+    path = Path(write_class_folders(tmp_path)) / "train" / ROWS[0][1] / "0.txt"
+    path.write_text("café", encoding="cp1252")
+    recipe = text_recipe(tmp_path)
+    assert "café" in recipe.load()["train"]["text"]
+    (note,) = [note for note in recipe.notes if "cp1252" in note]
+    name = f"train/{ROWS[0][1]}/0.txt"
+    assert note == f"1 file read as cp1252, such as {name} (--encoding)"
 
 
 # ---- C3: no row is lost, merged or shifted -------------------------------------------------------

@@ -5,6 +5,7 @@ import datetime
 import decimal
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tests.acceptance.test_data import (
 
 NAMES = [
     *("00", "007", "0", "1.0", "1", "1e5", "TRUE", "True", "NA", "null", "None", "nan", "N/A"),
+    "[NULL]",
     *(" good", "good", "good ", "Good", "caf\u00e9", "cafe\u0301", "-", "#", "<b>&amp;</b>"),
 ]
 NAMED_ROWS = [(f"text {number} of it", NAMES[number % len(NAMES)]) for number in range(220)]
@@ -51,7 +53,76 @@ def test_names_of_labels_stay_as_written(suffix: str, tmp_path: Path) -> None:
     assert rows_of(recipe.load()["train"]) == NAMED_ROWS
     assert sorted(recipe.labels) == sorted(NAMES)
     (note,) = [note for note in recipe.notes if "may be a missing value" in note]
-    assert note.startswith("'N/A', 'nan', 'null': ")
+    assert note.startswith("'N/A', '[NULL]', 'nan', 'null': ")
+
+
+def numbered(count: int = 60, **columns: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return rows with a text each, and with the values of each column in turn."""
+    rows = []
+    for number in range(count):
+        row: dict[str, Any] = {"text": f"text {number} of it"}
+        for name, values in columns.items():
+            row[name] = values[number % len(values)]
+        rows.append(row)
+    return rows
+
+
+#: Rows that can be read, but are not what they seem, and a part of what is said about them.
+DOUBTFUL: dict[str, tuple[Any, str]] = {
+    "labelled by nobody": (
+        numbered(label=[["a"], [], ["b"], []]),
+        "no training row has two labels, and 30 rows none",
+    ),
+    "split column": (
+        numbered(label=["a", "b", "b"], Split=["train", "dev", "train", "test"]),
+        "the column 'Split' names splits ('train', 'dev', 'test'), but is not used",
+    ),
+    "classes without rows": (
+        Dataset.from_list(
+            numbered(label=[0, 2]),
+            Features(text=Value("string"), label=ClassLabel(names=["a", "b", "c"])),
+        ),
+        "'b': classes of the data without a row",
+    ),
+}
+
+
+@pytest.mark.contract("C3", "C4")
+@pytest.mark.parametrize("case", DOUBTFUL)
+def test_rows_that_may_not_be_what_they_seem_are_reported(case: str) -> None:
+    rows, expected = DOUBTFUL[case]
+    recipe = text_recipe(rows)
+    _ = recipe.splits
+    assert [note for note in recipe.notes if expected in note]
+
+
+@pytest.mark.contract("C5")
+def test_rows_that_were_not_accepted_in_prodigy_are_refused_or_left_out() -> None:
+    """Unless the column ``answer`` has other values, or is the label."""
+    rows = numbered(label=["a", "b", "b"], answer=["accept", "reject", "accept", "ignore"])
+    message = refusal(text_recipe(rows))
+    assert "30 of 60 train rows that were not accepted" in message
+    assert "--drop_invalid" in message
+    recipe = text_recipe(rows, drop_invalid=True)
+    assert sum(map(len, recipe.splits.values())) == 30
+    others = [row | {"answer": "maybe" if row["answer"] == "ignore" else "reject"} for row in rows]
+    assert sum(map(len, text_recipe(others).splits.values())) == 60
+    recipe = text_recipe(rows, label_column="answer")
+    assert recipe.labels == ["accept", "ignore", "reject"]
+
+
+@pytest.mark.contract("C4")
+def test_lists_of_one_label_are_classes_if_they_are_asked_for() -> None:
+    assert text_recipe(numbered(label=[["a"], ["b"]]), task="single_label").labels == ["a", "b"]
+
+
+@pytest.mark.contract("C5")
+def test_held_out_numbers_that_are_all_the_same_are_refused() -> None:
+    """As the hidden labels of a benchmark, which are -1."""
+    splits = {"train": numbered(label=[0.5, 1.5, 4]), "test": numbered(9, label=[-1.0])}
+    message = refusal(text_recipe(splits, task="regression"))
+    assert "all 9 test rows have the same number in 'label', -1" in message
+    assert "--dataset_splits test=none" in message
 
 
 @pytest.mark.contract("C4")

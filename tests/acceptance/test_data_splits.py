@@ -1,5 +1,7 @@
 """Data: splits, duplicates, corrections and scale (rows C6 to C8, and C12)."""
 
+import datetime
+import decimal
 import json
 import random
 import re
@@ -69,7 +71,7 @@ def note_of(recipe: Text, *fragments: str) -> str:
 @pytest.mark.contract("C6")
 def test_exact_duplicates_are_dropped_before_splitting(tmp_path: Path) -> None:
     """The first is kept, white space is ignored, and split sizes refer to the remaining rows."""
-    table = [*rows(100), *rows(30), ("  text  7\nof it ", "good")]
+    table = [*rows(100), *rows(30), ("  text\u3000 7\nof it ", "good")]
     path = write(tmp_path / "a.csv", table, (*HEAD, "number"))
     recipe = text_recipe(path)
     assert recipe.splits.num_rows == {"train": 72, "validation": 8, "test": 20}
@@ -429,6 +431,31 @@ def test_groups_are_compared_as_text(names: tuple[Any, ...], count: int, tmp_pat
     assert sum(map(len, groups)) == len(set.union(*groups)) == count
     notes = [note for note in recipe.notes if "--group_column g" in note]
     assert ["'a' and 'A' and ' A'" in note for note in notes] == [True] * (count == 4)
+
+
+@pytest.mark.contract("C7")
+@pytest.mark.parametrize(
+    ("group", "other", "held_out"),
+    [
+        (4915112345678.0, 1.5, 4915112345678),
+        (decimal.Decimal("4915.00"), decimal.Decimal("0.50"), 4915),
+        (datetime.datetime(2024, 1, 31), datetime.datetime(2024, 2, 1, 12, 30), "2024-01-31"),
+    ],
+)
+def test_groups_of_another_type_in_the_test_rows_are_the_same(
+    group: Any, other: Any, held_out: Any
+) -> None:
+    """As pandas and databases write the number of a customer, or a day."""
+    train = pd.DataFrame(rows(80), columns=["text", "label"])
+    test = pd.DataFrame(rows(9, first=100), columns=["text", "label"])
+    validation = pd.DataFrame(rows(9, first=200), columns=["text", "label"])
+    source = {
+        "train": train.assign(customer=[group, group] + [other] * 39 + [None] * 39),
+        "validation": validation.assign(customer="another"),
+        "test": test.assign(customer=held_out),
+    }
+    recipe = text_recipe(source, group_column="customer", drop_invalid=True)
+    assert "2 of 80 train rows" in note_of(recipe, "'customer' is also in held-out data")
 
 
 @pytest.mark.contract("C7")

@@ -583,6 +583,11 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
         ["[1, 0, 0]", "line 1", "--label_columns"],
     ),
     "thousands": (["500", "1.013", "2.500", "1.250"], [], ["'500'", "'1.013'", "1013", "line 2"]),
+    "one-number-above-a-thousand": (
+        [*map(str, range(12, 40)), "1.277"],
+        ["--task", "regression"],
+        ["'12'", "'1.277'", "1277", "line 30"],
+    ),
     "thousands-of-regression": (
         ["7", "1.000", "2.000", "3.000"],
         ["--task", "regression"],

@@ -79,6 +79,8 @@ READ: dict[str, tuple[str, Any, dict[str, Any], list[tuple[str, str]], str]] = {
                              [("," , "B-PER"), ("Bob", "I-PER")], "spans"),
     "types like prefixes": ("a.conll", "Ann B\nLee I\nin O", dict(tag_scheme="plain"),
                             [("Ann", "B-B"), ("Lee", "B-I")], "without prefixes"),
+    "neighbours made one type": ("a.conll", "Ann PER\nRome LOC\nin O", dict(label_map="LOC=PER"),
+                                 [("Ann", "B-PER"), ("Rome", "B-PER")], "without prefixes"),
     "letters are words": ("a.jsonl", [{"text": "\u6771\u4eac\u3067", "spans": [[0, 2, "LOC"]]}],
                           {}, [("\u6771", "B-LOC"), ("\u4eac", "I-LOC")], "spans"),
 }  # fmt: skip
@@ -209,6 +211,18 @@ def test_blanks_around_spans_are_reported_with_their_lines(tmp_path: Path) -> No
     (sentence,) = [text for text in recipe.report.sentences("info") if "blanks" in text]
     expected = "2 of 5 train rows with blanks at the beginning or end of a span: lines 2, 5; "
     assert sentence == f"{expected}the blanks are left out"
+
+
+@pytest.mark.contract("B9", "C5")
+def test_types_without_a_tag_for_no_entity_are_reported(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.conll", "Ann PER\nis other\nhere other")
+    recipe = Entities(dataset=str(path))
+    _ = recipe.source
+    (sentence,) = recipe.report.sentences("warning")
+    assert sentence.startswith("no word has the tag O: each is in an entity of 'PER', 'other'")
+    recipe = Entities(dataset=str(path), label_map="other=O")
+    assert labelled_words(recipe.source["train"]) == [[("Ann", "B-PER")]]
+    assert not recipe.report.sentences("warning")
 
 
 @pytest.mark.contract("B9", "C5")
