@@ -455,6 +455,7 @@ def test_groups_of_another_type_in_the_test_rows_are_the_same(
         "test": test.assign(customer=held_out),
     }
     recipe = text_recipe(source, group_column="customer", drop_invalid=True)
+    _ = recipe.splits
     assert "2 of 80 train rows" in note_of(recipe, "'customer' is also in held-out data")
 
 
