@@ -99,13 +99,16 @@ def _print_end(event: events.Finished) -> None:
     resumed = ""
     if first_step:
         resumed = f" (resumed at step {first_step:,})"
+    final = ""
+    if epochs := manifest.arguments.get("final_epochs"):
+        final = f" and {epochs:g} final epochs"
     files = str(run.path)
     if event.page:
         files += f"; report: {event.page}"
     if (run.path / "profile").exists():
         files += f"; trace: {run.path}/profile"
     console.print_line(
-        f"\ntrained {counted((manifest.steps or 0) - first_step, 'step')}{resumed} "
+        f"\ntrained {counted((manifest.steps or 0) - first_step, 'step')}{resumed}{final} "
         f"in {manifest.train_seconds or 0.0:,.1f} s{loss}\n"
         f"throughput: {tables.format_speed(manifest.speed)}\nsaved to {files}"
     )

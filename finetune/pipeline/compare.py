@@ -27,6 +27,9 @@ from finetune.statistics.metrics import (
 from finetune.statistics.scored import distances
 from finetune.tasks.base import Task
 
+#: Training arguments that are not in the configuration, and decide which step is the best.
+_OF_EVALUATIONS = ("eval_strategy", "eval_steps", "early_stopping_patience")
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -197,7 +200,8 @@ def _settings_that_differ(runs: Sequence[Run]) -> dict[str, list[str]]:
     for run in runs:
         manifest = run.manifest
         launch = {**asdict(manifest.launch), "revision": manifest.git_revision}
-        columns.append({**manifest.configuration, **launch})
+        evaluated = {name: manifest.arguments.get(name, "") for name in _OF_EVALUATIONS}
+        columns.append({**manifest.configuration, **evaluated, **launch})
     settings = {}
     for name in dict.fromkeys(itertools.chain(*columns)):
         values = [str(column.get(name, "")) for column in columns]

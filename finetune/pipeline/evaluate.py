@@ -217,6 +217,10 @@ def _count_trained_on(run: Run, recipe: Recipe, evaluated: Recipe) -> int | None
             raise UserError(f"{' and '.join(missing.values())} is not in the cache")
         _require_same_data(run, recipe)
         unlabelled = teacher.unlabelled_rows(recipe, run.manifest.options.get("unlabelled"))
+        if unlabelled is not None:
+            content = fingerprint(DatasetDict(train=unlabelled), recipe.input_column)
+            if content != run.manifest.configuration["unlabelled"]:
+                raise UserError("the rows of --unlabelled have changed since the training")
     except (UserError, OSError) as error:
         reason = first_line(error)
         evaluated.note(

@@ -25,6 +25,8 @@ import pyarrow.parquet as pq
 from finetune.data.prediction_columns import cell_text, json_text
 from finetune.errors import UserError
 from finetune.pipeline.request import Request, cells
+from finetune.predicting.files import FOLDER as EXPORT_FOLDER
+from finetune.predicting.files import MODEL
 from finetune.runtime.files import replacing
 from finetune.runtime.formats import SEPARATORS, escape_formula
 
@@ -160,9 +162,12 @@ def _facts(request: Request) -> dict[str, Any]:
     column = request.rows.column(next(iter(request.columns_read)))
     if request.reads_images and pa.types.is_string(column.type):
         files += [request.folder / Path(i).expanduser() for i in column.to_pylist() if i]
+    models = [*request.run.path.glob("*.safetensors")]
+    if request.session is not None:
+        models.append(request.run.path / EXPORT_FOLDER / MODEL)
     return {f"--{name}": value for name, value in asdict(request.options).items()} | {
         f"INPUT {request.name}": _stamp(files),
-        f"the model of {request.run.path}": _stamp(request.run.path.glob("*.safetensors")),
+        f"the model of {request.run.path}": _stamp(models),
         "the columns added": request.added,
         "--batch_tokens": None,  # another number fits into the memory
     }

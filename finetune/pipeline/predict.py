@@ -3,6 +3,7 @@
 import functools
 import reprlib
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -75,6 +76,8 @@ def predict(
         UserError: If the data or the options are not what the run can predict.
     """
     request = _request(run, None, options, trust_recipe, Findings(), data=data)
+    if request.run.unfinished:
+        warnings.warn(request.run.unfinished, stacklevel=2)
     columns: dict[str, list[Any]] = {name: [] for name in request.added}
     for _, _, added in _predict_chunks(request, request.chunks, progress):
         for name, values in columns.items():

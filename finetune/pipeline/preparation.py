@@ -29,6 +29,7 @@ from finetune.runs.resumption import Resumption
 from finetune.runtime import activity, distributed, hub, versions
 from finetune.training import steps as training_steps
 from finetune.training.arguments import ArgumentValues
+from finetune.training.options import merge_options
 
 #: Flags that may differ between machines.
 _MACHINE_FLAGS = {"output_dir", "resume_from_checkpoint", "resume", "num_threads"}
@@ -175,8 +176,13 @@ def count_steps(settings: Settings, rows: Dataset) -> int:
 
 def with_epochs(settings: Settings, epochs: float) -> Settings:
     """Return the settings with another number of epochs, which ``max_steps`` does not override."""
-    length = {"num_train_epochs": epochs, "max_steps": -1}
-    return replace(settings, training=settings.training | length)
+    values = settings.values
+    # defaults that may depend on whether the number of epochs is set
+    changes = {"load_best_model_at_end": values.load_best_model_at_end}
+    if values.global_batch_size is not None:
+        changes["global_batch_size"] = values.global_batch_size
+    changes |= {"num_train_epochs": epochs, "max_steps": -1}
+    return replace(settings, training=merge_options(settings.training, changes))
 
 
 def _with_stored_schedule(settings: Settings, resumed: Resumption) -> Settings:

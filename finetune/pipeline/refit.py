@@ -13,6 +13,7 @@ from finetune.config.settings import Settings
 from finetune.data.digests import fingerprint
 from finetune.errors import Findings, UserError
 from finetune.pipeline.time_limit import UNEVALUATED
+from finetune.predicting.files import FOLDER as EXPORT_FOLDER
 from finetune.recipe.options import rule_options
 from finetune.recipe.run import Run
 from finetune.rules.check import check_command
@@ -97,11 +98,11 @@ def derive_settings(settings: Settings, scored_run: ScoredRun) -> Settings:
 
 
 def set_aside(directory: Path) -> None:
-    """Rename the second training of a run that is trained further."""
-    path = directory / FOLDER
-    if path.exists():
-        renamed = path.rename(free_path(path))
-        activity.say(f"{path} is of an earlier state of the run: renamed to {renamed.name}")
+    """Rename the second training and the export of a run that is trained further."""
+    for path in (directory / FOLDER, directory / EXPORT_FOLDER):
+        if path.exists():
+            renamed = path.rename(free_path(path))
+            activity.say(f"{path} is of an earlier state of the run: renamed to {renamed.name}")
 
 
 def _training(settings: Settings) -> dict[str, Any]:

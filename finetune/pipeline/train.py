@@ -489,6 +489,9 @@ def _train_final_epochs(trainer: Trainer, recipe: Recipe) -> None:
         "max_steps": -1,
         "save_strategy": "no",
     }
+    warmup = arguments.warmup_steps or 0
+    if warmup >= 1:  # as large a share of these epochs as it was before
+        changes["warmup_steps"] = warmup / max(1, trainer.state.max_steps)
     for name, value in changes.items():
         setattr(arguments, name, value)
     activity.say(

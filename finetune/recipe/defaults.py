@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from finetune.rules.batch import BATCH_SIZES
-from finetune.rules.schedule import MIN_STEPS
+from finetune.rules.schedule import MIN_STEPS, NEED_EVALUATIONS
 from finetune.training.options import SCHEDULE
 
 if TYPE_CHECKING:
@@ -104,10 +104,11 @@ def unset_names(recipe: Recipe, typed: Mapping[str, Any]) -> list[str]:
     names = _unset_schedule(values)
     if may_shrink_batch(recipe, typed) and _count_rows(recipe) < _MIN_ROWS_OF_BATCH:
         names.append(_BATCH)
-    is_asked = _BEST in typed or "metric_for_best_model" in typed
+    is_asked = bool(typed.get(_BEST)) or "metric_for_best_model" in typed
     is_asked = is_asked or values.get("early_stopping_patience") is not None
     if not is_asked and _has_few_rows(recipe):
-        names.append(_BEST)
+        if _BEST not in typed:
+            names.append(_BEST)
         if values.get(_FINAL) is None and _may_use_validation_rows(recipe, values):
             names.append(_FINAL)
     return names
@@ -148,6 +149,9 @@ def _reads_mean(recipe: Any) -> bool:
     """Return whether the default may be a head that reads the mean."""
     from finetune.models import mean_layer
 
+    has_numbers = recipe.resolved_task.label_kind == "numbers"
+    if has_numbers and recipe.text_columns is not None:  # as of the similarity of two texts
+        return False
     others = (recipe.adapter, recipe.freeze, recipe.teacher)  # which it was not measured with
     if not mean_layer.can_have(recipe.model_config) or any(others):
         return False
@@ -167,6 +171,8 @@ def _may_use_validation_rows(recipe: Any, values: Mapping[str, Any]) -> bool:
     if values.get("num_train_epochs") is not None or values.get("max_steps", -1) > 0:
         return False
     if values.get("max_minutes") is not None or values.get("refit"):
+        return False
+    if values.get("lr_scheduler_type") in NEED_EVALUATIONS:
         return False
     if getattr(recipe, "adapter", None) is not None:
         return False

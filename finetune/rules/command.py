@@ -2,6 +2,7 @@
 
 from finetune.rules.devices import uses_fsdp
 from finetune.rules.options import Mistakes, OptionValues
+from finetune.rules.schedule import NEED_EVALUATIONS
 
 
 def _refuse_length_beside_minutes(options: OptionValues) -> Mistakes:
@@ -15,6 +16,11 @@ def _refuse_fsdp_and_adapters(options: OptionValues) -> Mistakes:
         yield "--adapter lora is not supported with --fsdp: use DistributedDataParallel"
     if options.final_epochs and (options.adapter is not None or uses_fsdp(options)):
         yield f"--final_epochs {options.final_epochs:g}: not supported with --adapter and with FSDP"
+    if options.final_epochs and options.lr_scheduler_type in NEED_EVALUATIONS:
+        yield (
+            f"--final_epochs {options.final_epochs:g}: {options.lr_scheduler_type} needs "
+            "evaluations, and the final epochs have none"
+        )
 
 
 def _refuse_refit(options: OptionValues) -> Mistakes:
@@ -29,7 +35,7 @@ def _refuse_refit(options: OptionValues) -> Mistakes:
         yield "--refit: --max_minutes is for one training; give --num_train_epochs"
     if uses_fsdp(options):
         yield "--refit: not supported with FSDP"
-    if options.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
+    if options.lr_scheduler_type in NEED_EVALUATIONS:
         yield f"--refit: {options.lr_scheduler_type} needs evaluations, and a refit has none"
 
 

@@ -12,6 +12,8 @@ from finetune.rules.options import Mistakes, OptionValues
 
 #: With fewer steps a pretrained model is often undertrained: docs/decisions/too-few-steps.md.
 MIN_STEPS = 50
+#: Schedules that are steered by the scores of evaluations.
+NEED_EVALUATIONS = ("reduce_lr_on_plateau", "greedy")
 #: Below it LoRA is undertrained: its best rate is about ten times that of full fine-tuning
 #: (Schulman et al., "LoRA Without Regret", 2025).
 _MIN_RATE_OF_ADAPTERS = 1e-4
@@ -66,7 +68,7 @@ RULES = (_require_best_checkpoint, _require_optimizer)
 
 def ignores_warmup(arguments: SimpleNamespace) -> bool:
     """Return whether the learning rate has no warm-up, whatever ``--warmup_steps`` says."""
-    return arguments.lr_scheduler_type in ("constant", "reduce_lr_on_plateau", "greedy")
+    return arguments.lr_scheduler_type in ("constant", *NEED_EVALUATIONS)
 
 
 def describe_weak_training(

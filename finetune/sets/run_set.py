@@ -174,7 +174,8 @@ def open_set(
     texts = {name: str(distribution) for name, distribution in (space or {}).items()}
     metric = str(values.metric_for_best_model).removeprefix("eval_")
     compared = {n: v for n, v in prepared.configuration.items() if n not in REPORTED_CHANGES}
-    compared |= {name: getattr(values, name) for name in ("eval_strategy", "eval_steps")}
+    for name in ("eval_strategy", "eval_steps", "early_stopping_patience"):
+        compared[name] = getattr(values, name)
     manifest = SetManifest(
         kind=kind,
         recipe=settings.name,

@@ -12,6 +12,7 @@ from finetune.config.settings import Settings
 from finetune.errors import Diverged, Pruned, UserError
 from finetune.pipeline.events import Noted, Progress, ignore
 from finetune.recipe import Recipe
+from finetune.recipe.defaults import unset_names
 from finetune.runs.directory import unlock_directory
 from finetune.runtime import distributed
 from finetune.sets import require_optuna
@@ -99,6 +100,8 @@ def run_search(
     first = {name: list_values(part)[0] for name, part in distributions.items()}
     _require_checkpoints(base.with_options(first).values)
     check_values(distributions, base)
+    for name in distributions.keys() & base.user_options.keys():
+        note(Noted(f"--space decides {name}: the value of --{name} is not used"))
     typed = {"space": space, "trials": trials, "pruner": pruner}
     prepared = prepare_set("search", base, first, typed, progress)
     values = prepared.settings.values
@@ -110,6 +113,9 @@ def run_search(
         note(Noted(f"--space {default}"))
         distributions = parse_space(default, recipe)
         defaults = nearest_values(distributions, values)
+        if "global_batch_size" in unset_names(prepared.settings.recipe, prepared.settings.training):
+            # where rows are few, it depends on whether the space has the other values
+            base = base.with_options({"global_batch_size": values.global_batch_size})
     run_set = open_set("search", prepared, distributions)
     stopper = PRUNERS[pruner](max_epochs(distributions, values))
     study = Trials(run_set, distributions, defaults, values.seed, stopper)

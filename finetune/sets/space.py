@@ -33,6 +33,7 @@ _SHARED = {
     "eval_strategy",
     "save_strategy",
     "load_best_model_at_end",
+    "final_epochs",
     "metrics",
 }
 _MAX_TRIED_VALUES = 32  # values of a dimension that are checked before the first trial

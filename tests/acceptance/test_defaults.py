@@ -30,6 +30,8 @@ from transformers import (
 )
 
 import finetune
+from finetune.config.settings import Settings
+from finetune.pipeline.preparation import load_and_check, with_epochs
 from recipes.image import Image
 from recipes.text import Text
 from recipes.tokens import Tokens
@@ -681,7 +683,7 @@ def test_the_rate_is_halved_where_the_head_reads_the_mean(
 def test_the_head_reads_the_mean_for_every_task_with_few_rows(
     reviews: Path, pretrained_bert: Path
 ) -> None:
-    """Not for the words of a text: each is read by itself."""
+    """Not for numbers of pairs, nor for the words of a text: each is read by itself."""
     frame = pd.read_csv(reviews)
     texts = frame["text"]
     columns = {
@@ -694,6 +696,10 @@ def test_the_head_reads_the_mean_for_every_task_with_few_rows(
         recipe = Text(dataset=rows, model=str(pretrained_bert), max_length=64, task=task)
         assert schedule(recipe)[0] == pytest.approx(5e-5), task
         assert recipe.resolved_options()["head"] == "mean", task
+        rows["other"] = "another text"
+        pairs = Text(dataset=rows, model=str(pretrained_bert), text_columns="text,other", task=task)
+        head = "probe" if task == "regression" else "mean"  # numbers compare the two
+        assert pairs.resolved_options()["head"] == head, task
     words = pd.DataFrame({"tokens": texts.str.split(), "tags": texts.str.split()})
     words["tags"] = words["tags"].map(lambda tokens: ["B-FIRST"] + ["O"] * (len(tokens) - 1))
     recipe = Tokens(dataset=words, model=str(pretrained_bert), max_length=64)
@@ -857,6 +863,44 @@ def test_few_rows_keep_the_last_epoch(reviews: Path, bert: Path) -> None:
     assert keeps_best(metric_for_best_model="loss")
     assert keeps_best(early_stopping_patience=2)
     assert keeps_best(num_train_epochs=2)
+
+
+@pytest.mark.contract("G5")
+def test_what_takes_the_final_epochs_away(
+    reviews: Path, bert: Path, cli: Callable[..., Finished]
+) -> None:
+    """A typed value that is the default does not; a schedule that needs evaluations does."""
+
+    def final_epochs(**options: Any) -> float | None:
+        recipe = Text(dataset=str(reviews), model=str(bert), max_length=64)
+        settings = Settings.from_keywords(recipe, options | dict(output_dir="unused"))
+        epochs: float | None = load_and_check(settings).values.final_epochs
+        return epochs
+
+    assert final_epochs() == 3
+    assert final_epochs(load_best_model_at_end=False) == 3
+    assert not final_epochs(load_best_model_at_end=True)
+    assert not final_epochs(lr_scheduler_type="reduce_lr_on_plateau")
+    words = flags(dataset=reviews, model=bert, final_epochs=1, lr_scheduler_type="greedy")
+    cli("text", *words, "--dry_run").refused("--final_epochs 1: greedy needs evaluations")
+
+
+@pytest.mark.contract("G4", "G5")
+def test_a_number_of_epochs_that_time_decides_changes_no_other_default(
+    reviews: Path, bert: Path
+) -> None:
+    for rows in (48, 173):
+        recipe = Text(dataset=str(reviews), model=str(bert), max_length=64, train_samples=rows)
+        options = dict(output_dir="unused", learning_rate=1e-4, warmup_steps=0)
+        settings = load_and_check(Settings.from_keywords(recipe, options))
+        before, after = settings.values, with_epochs(settings, 1.5).values
+        assert after.num_train_epochs == 1.5
+        assert (before.load_best_model_at_end, before.global_batch_size) == (
+            after.load_best_model_at_end,
+            after.global_batch_size,
+        )
+        assert not after.load_best_model_at_end
+        assert after.global_batch_size == (8 if rows == 48 else 32)
 
 
 @pytest.mark.contract("G5", "D5", "E5")

@@ -1057,6 +1057,12 @@ def test_two_trainings_are_compared(
     assert result.status == 0, result.output
     comparison = finetune.compare([single_label_run, second_seed_run])
     assert comparison.settings["seed"] == ["42", "7"]
+    shutil.copytree(single_label_run.path, tmp_path / "copy")
+    patient = finetune.Run.load(tmp_path / "copy")
+    patient.update(arguments=patient.manifest.arguments | {"early_stopping_patience": 5})
+    assert finetune.compare([single_label_run, patient]).settings == {
+        "early_stopping_patience": ["None", "5"]
+    }
     assert comparison.headline == ["f1", "accuracy"]
     assert {"seed", "data_seed", "command"} >= comparison.settings.keys()
     (gaps,) = comparison.differences

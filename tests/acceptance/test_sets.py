@@ -532,6 +532,7 @@ def test_a_search_scores_the_test_rows_of_its_best_trial_only(
         ("--space max_length=10.5..20.5", "--max_length: invalid int value"),
         ("--space global_batch_size=3..5 --gradient_accumulation_steps 2", "cannot be divided"),
         ("--space split_seed=1..9", "all trials share it"),
+        ("--space final_epochs=0|3", "all trials share it"),
         ("--space truncation=head|middle", "--truncation"),
         ("--trials 0", "--trials 0: expected 1 or more"),
         ("--pruner half", "'half' (choose from "),
@@ -587,17 +588,22 @@ def test_the_directory_of_another_search_is_refused(
 def test_the_first_trial_of_the_default_space_has_the_default_values(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The ranges are around them: a fifth to ten times the learning rate."""
-    del options["learning_rate"]
+    """The ranges are around them: a fifth to ten times the learning rate. A step has 8 rows, as
+    rows are few.
+    """
+    for name in ("learning_rate", "num_train_epochs", "global_batch_size"):
+        del options[name]
     said: list[str] = []
     (run,) = finetune.search(
         "text",
         **options,
+        train_samples=24,
         max_steps=1,
         trials=1,
         progress=lambda event: said.append(str(event)),
         output_dir=tmp_path / "s",
     ).runs
+    assert run.manifest.configuration["global_batch_size"] == 8
     ranges = re.search(r"learning_rate=(\S+)\.\.(\S+):log", "\n".join(said))
     assert ranges is not None
     low, high = map(float, ranges.groups())
@@ -634,13 +640,14 @@ def test_a_search_in_python_varies_choices(
     options: dict[str, Any], cli: Cli, tmp_path: Path
 ) -> None:
     space = {"global_batch_size": "8|16", "learning_rate": [3e-3, 1e-2]}
-    del options["global_batch_size"], options["learning_rate"]
+    del options["global_batch_size"]
+    said: list[str] = []
     options |= {"metric_for_best_model": "loss"}  # which the metrics of the recipe do not have
     with user_error("--pruner half: expected median, hyperband, none"):
         finetune.search("text", **options, pruner="half", output_dir=tmp_path / "s")
-    found = finetune.search(
-        "text", space=space, trials=4, **options, max_steps=2, output_dir=tmp_path / "s"
-    )
+    options |= dict(max_steps=2, progress=lambda event: said.append(str(event)))
+    found = finetune.search("text", space=space, trials=4, **options, output_dir=tmp_path / "s")
+    assert "--space decides learning_rate: the value of --learning_rate is not used" in said
     names = ("global_batch_size", "learning_rate")
     trained = [tuple(run.manifest.arguments[name] for name in names) for run in found.runs]
     assert sorted(trained) == [(8, 3e-3), (8, 1e-2), (16, 3e-3), (16, 1e-2)]

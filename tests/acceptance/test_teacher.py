@@ -343,6 +343,10 @@ def test_unlabelled_rows_are_trained_on_and_nothing_else_knows_them(
     labelled = [(text, "good") for text in texts[:7]] + [("a new text", "bad")]
     data.write_csv(tmp_path / "new.csv", ["text", "label"], labelled)
     assert finetune.evaluate(student, str(tmp_path / "new.csv")).rows_trained_on == 7
+    extra.head(20).to_json(tmp_path / "extra.jsonl", orient="records", lines=True)
+    evaluation = finetune.evaluate(student, str(tmp_path / "new.csv"))
+    assert evaluation.rows_trained_on is None
+    assert "--unlabelled have changed since the training" in " ".join(evaluation.notes)
     # the model needs neither its teacher nor these texts any more
     (tmp_path / "extra.jsonl").unlink()
     evaluation = finetune.evaluate(student)
