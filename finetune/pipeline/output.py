@@ -162,7 +162,7 @@ def _facts(request: Request) -> dict[str, Any]:
     column = request.rows.column(next(iter(request.columns_read)))
     if request.reads_images and pa.types.is_string(column.type):
         files += [request.folder / Path(i).expanduser() for i in column.to_pylist() if i]
-    models = [*request.run.path.glob("*.safetensors")]
+    models = list(request.run.path.glob("*.safetensors"))
     if request.session is not None:
         models.append(request.run.path / EXPORT_FOLDER / MODEL)
     return {f"--{name}": value for name, value in asdict(request.options).items()} | {

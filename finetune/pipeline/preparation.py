@@ -1,6 +1,7 @@
 """Check options, data, directory and machines, and tokenize, before a model is loaded."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from finetune.rules.schedule import describe_weak_training, ignores_warmup
 from finetune.runs import resumption
 from finetune.runs.checkpoints import refuse_code
 from finetune.runs.directory import lock_directory, refuse_foreign_directory
+from finetune.runs.provenance import REPORTED_CHANGES
 from finetune.runs.resumption import Resumption
 from finetune.runtime import activity, distributed, hub, versions
 from finetune.training import steps as training_steps
@@ -105,7 +107,11 @@ def prepare(settings: Settings) -> Prepared:
         settings = timed
     if not is_done:
         resumed.require_state()
-    if differences and not is_done and not settings.dry_run:
+    if differences and is_done:
+        if values.refit:
+            _refuse_changed_refit(resumed, configuration)
+        differences += "; the run is finished, so this changes nothing"
+    if differences and not settings.dry_run:
         activity.say(differences)
     steps = resumed.step
     if not is_done or values.save_on_each_node:  # with it another machine may have to train
@@ -115,6 +121,17 @@ def prepare(settings: Settings) -> Prepared:
     # without the rows of the source and their hashes
     settings = replace(settings, recipe=recipe.with_values(source=None))
     return Prepared(settings, resumed, configuration, differences, steps, is_done)
+
+
+def _refuse_changed_refit(resumed: Resumption, configuration: Mapping[str, Any]) -> None:
+    """Raise a ``UserError`` if the refit of a finished run would have other options than it."""
+    reported = {*REPORTED_CHANGES, "final_epochs"}
+    names = sorted(resumed.changes(configuration).keys() - reported)
+    if names:
+        raise UserError(
+            f"--refit: the run is finished, and its refit has the same {', '.join(names)}: start "
+            "another run, with another --output_dir"
+        )
 
 
 def load_and_check(settings: Settings) -> Settings:

@@ -323,6 +323,8 @@ def _estimate_optimism(runs: Sequence[Run], metric: str, greater_is_better: bool
         sample = generator.integers(len(places), size=len(places))
         scores = [score(outputs, sample) for outputs in outputs_of_runs]
         rows_left_out = np.setdiff1d(every_row, sample)
+        if not len(rows_left_out):  # of very few rows
+            continue
         held_out.append(score(outputs_of_runs[int(np.argmax(scores))], rows_left_out))
     gap = float(best - np.mean(held_out))
     if np.isfinite(gap):

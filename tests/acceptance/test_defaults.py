@@ -994,8 +994,17 @@ def test_a_finished_run_of_few_rows_takes_more_epochs(
     options |= dict(output_dir=str(tmp_path / "run"), global_batch_size=64, precision="fp32")
     options |= dict(baseline=False, disable_tqdm=True)
     assert finetune.train("text", **options).manifest.steps == 25 * 2
+    exported = tmp_path / "run" / "export"
+    exported.mkdir()
+    changed = options | dict(resume=True, learning_rate=3e-3, final_epochs=0, refit=True)
+    changed |= dict(allow_changed="learning_rate,final_epochs")
+    with user_error("--refit: the run is finished, and its refit has the same learning_rate"):
+        finetune.train("text", **changed)
+    assert exported.exists()
     run = finetune.train("text", **options, resume=True, num_train_epochs=26)
     assert (run.manifest.steps, run.manifest.best_step) == (26 * 2, None)
+    assert not exported.exists()  # of an earlier model
+    assert (tmp_path / "run" / "export.1").exists()
 
 
 @pytest.mark.contract("G5")
