@@ -17,7 +17,7 @@ import json
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -156,41 +156,12 @@ class TagReader:
             for description, positions in invalid.items():
                 fix = "correct them, or leave them out: --drop_invalid"
                 refuse_or_drop(report, description, fix, positions, rows, split, self.drop_invalid)
-            padded = list(itertools.compress(items[split], self.padded))
-            report_rows(
-                report,
-                "padded_spans",
-                "with blanks at the beginning or end of a span",
-                "the blanks are left out",
-                padded,
-                rows,
-                split,
-                severity="info",
-                suspects=[[]],
-            )
-            report_rows(
-                report,
-                "uncertain_spans",
-                "with a span after an emoji or another rare character, which JavaScript counts "
-                "twice",
-                "see whether the spans are at their places: here each character counts once",
-                list(itertools.compress(items[split], self.uncertain)),
-                rows,
-                split,
-                severity="warning",
-                suspects=[[]],
-            )
+            self._report_spans(items[split], rows, split, report)
             for *_, tags_of_row in items[split].values():
                 tags.update(tags_of_row)
         if have_spans:
             _refuse_halves(self.names - self.renames.keys(), report, have_spans=True)
-        if not have_spans and self.scheme == "plain" and OUTSIDE not in tags:
-            report.warning(
-                f"no word has the tag {OUTSIDE}: each is in an entity of "
-                f"{list_names(sorted(self.names - {OUTSIDE}))}",
-                fix=f"if a name stands for no entity, rename it: --label_map NAME={OUTSIDE}",
-            )
-        self._warn_of_outside(have_spans, report)
+        self._warn_of_outside(have_spans, tags, report)
         if not self.drop_invalid:
             report.raise_errors()
         types = sorted({tag[2:] for tag in tags if tag != OUTSIDE}, key=natural_key)
@@ -206,11 +177,54 @@ class TagReader:
         report.facts = Facts([labels], unmapped, reason)
         return splits
 
-    def _warn_of_outside(self, have_spans: bool, report: Findings) -> None:
-        """Warn of a type with the name that stands for no entity, unless ``renames`` has it."""
+    def _report_spans(
+        self, items: Collection[int], rows: Dataset, split: str, report: Findings
+    ) -> None:
+        """Report rows of a split with spans whose place may not be meant."""
+        padded = list(itertools.compress(items, self.padded))
+        description = "with blanks at the beginning or end of a span"
+        fix = "the blanks are left out"
+        report_rows(
+            report,
+            "padded_spans",
+            description,
+            fix,
+            padded,
+            rows,
+            split,
+            severity="info",
+            suspects=[[]],
+        )
+        uncertain = list(itertools.compress(items, self.uncertain))
+        description = (
+            "with a span after an emoji or another rare character, which JavaScript counts twice"
+        )
+        fix = "see whether the spans are at their places: here each character counts once"
+        report_rows(
+            report,
+            "uncertain_spans",
+            description,
+            fix,
+            uncertain,
+            rows,
+            split,
+            severity="warning",
+            suspects=[[]],
+        )
+
+    def _warn_of_outside(self, have_spans: bool, tags: Collection[str], report: Findings) -> None:
+        """Warn of a type with the name that stands for no entity, unless ``renames`` has it; and of
+        types without prefixes where ``tags`` have no such name.
+        """
         if have_spans:
             pattern = OUTSIDE
         elif self.scheme == "plain":
+            if OUTSIDE not in tags:
+                types = list_names(sorted(self.names - {OUTSIDE}))
+                report.warning(
+                    f"no word has the tag {OUTSIDE}: each is in an entity of {types}",
+                    fix=f"if a name stands for no entity, rename it: --label_map NAME={OUTSIDE}",
+                )
             return
         else:
             pattern = f"[BIOESLUM][-_]{OUTSIDE}"
