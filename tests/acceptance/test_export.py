@@ -5,6 +5,7 @@ import importlib.metadata as metadata
 import importlib.util
 import json
 import multiprocessing
+import os
 import pickle
 import re
 import shutil
@@ -361,6 +362,23 @@ def test_a_command_exports_and_names_the_engine(copy: Path, cli: Cli, tmp_path: 
     assert result.status == 0, result.stderr
     assert "samples/s in fp32 by onnxruntime" in result.stdout
     assert len(pd.read_csv(tmp_path / "out.csv")) == 2
+
+
+@pytest.mark.contract("E4", "H1")
+def test_a_prediction_is_not_resumed_with_another_export(copy: Path, tmp_path: Path) -> None:
+    """It would join the answers of two models, such as fp32 and int8."""
+    rows, output = tmp_path / "rows.csv", tmp_path / "out.csv"
+    pd.DataFrame({"text": ["good"] * 1100}).to_csv(rows, index=False)
+
+    def stop(event: Any) -> None:
+        if getattr(event, "done", 0) > 1024:  # the first part is written
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        finetune.predict_file(copy, rows, output, engine="onnxruntime", progress=stop)
+    os.utime(copy / "export" / "model.onnx", (0, 0))
+    with pytest.raises(finetune.UserError, match=r"--resume.*the model of"):
+        finetune.predict_file(copy, rows, output, engine="onnxruntime", resume=True)
 
 
 # ---- bad input -----------------------------------------------------------------------------------

@@ -1451,7 +1451,7 @@ def test_functions_print_nothing_and_change_no_logging(
 
 @pytest.mark.contract("A2", "E11")
 def test_every_verb_is_a_function(
-    single_label_run: finetune.Run, reviews: Path, bert: Path
+    single_label_run: finetune.Run, reviews: Path, bert: Path, tmp_path: Path
 ) -> None:
     """They return the documented types, with these attributes."""
     run = single_label_run
@@ -1478,6 +1478,11 @@ def test_every_verb_is_a_function(
     interval = run.statistics.metrics["accuracy"]
     assert interval["low"] < interval["value"] == run.metrics.test["accuracy"] < interval["high"]
     assert run.unfinished is None
+    shutil.copytree(run.path, tmp_path / "continued")
+    continued = finetune.Run.load(tmp_path / "continued")
+    continued.update(steps=None, status="running")
+    with pytest.warns(UserWarning, match="was resumed and has not finished"):
+        finetune.predict(continued, ["a text"])
     assert type(run.recipe()).__name__ == "Text"
     assert run.recipe().model == str(run.path)
     model = run.model()
