@@ -326,7 +326,7 @@ def check_names(dataset: DatasetDict, report: Findings) -> None:
 
 def check_numbers(dataset: DatasetDict, report: Findings) -> None:
     """Warn of a number that is further from the others than these are from each other: it may be
-    written for a missing value, as -999 is. Held-out rows with the same number are an error, as
+    written for a missing value, as -999 is. Held-out rows with the same label are an error, as
     they have no scores. Nothing is reported for classes.
 
     Args:
@@ -338,14 +338,13 @@ def check_numbers(dataset: DatasetDict, report: Findings) -> None:
     names = report.facts.label_columns
     for split, rows in dataset.items():
         numbers = np.reshape(targets.values(rows), (len(rows), -1))
+        if split != "train" and len(rows) > 1 and (numbers == numbers[:1]).all():
+            report.error(
+                f"all {len(rows):,} {split} rows have the same label, {numbers[0, 0]:g}",
+                fix=f"--dataset_splits {split}=none does not read these rows",
+            )
         for position, column in enumerate(numbers.T):
             name = names[position] if position < len(names) else f"target {position + 1}"
-            if split != "train" and len(rows) > 1 and (column == column[0]).all():
-                report.error(
-                    f"all {len(rows):,} {split} rows have the same number in '{name}', "
-                    f"{column[0]:g}",
-                    fix=f"--dataset_splits {split}=none does not read these rows",
-                )
             for outlier, low, high in _find_outliers(column):
                 targets.report_rows(
                     report,

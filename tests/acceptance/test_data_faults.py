@@ -121,7 +121,7 @@ def test_held_out_numbers_that_are_all_the_same_are_refused() -> None:
     """As the hidden labels of a benchmark, which are -1."""
     splits = {"train": numbered(label=[0.5, 1.5, 4]), "test": numbered(9, label=[-1.0])}
     message = refusal(text_recipe(splits, task="regression"))
-    assert "all 9 test rows have the same number in 'label', -1" in message
+    assert "all 9 test rows have the same label, -1" in message
     assert "--dataset_splits test=none" in message
 
 
