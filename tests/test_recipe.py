@@ -13,10 +13,12 @@ from finetune import predicting
 from finetune.config.parser import RecipeParser, RunOptions
 from finetune.config.settings import Settings
 from finetune.errors import UserError
+from finetune.pipeline.preparation import load_and_check, with_epochs
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe, catalog, option
 from finetune.rules.check import check_command
 from finetune.rules.options import OptionValues
 from finetune.training.arguments import FinetuneArguments
+from recipes.text import Text
 from tests.conftest import ROOT
 from tests.hub.repositories import UNCASED
 
@@ -189,3 +191,23 @@ def test_rules_read_options_that_exist() -> None:
         words |= set(re.findall(r"\boptions\.([a-z]\w*)", path.read_text(encoding="utf-8")))
     assert len(words) > 40
     assert words - names == set()
+
+
+def test_a_number_of_epochs_that_time_decides_changes_no_other_default(
+    uneven_reviews: Path, tiny_model: str
+) -> None:
+    """Where rows are few, as what is set decides for the rest."""
+    for rows in (48, 173):
+        recipe = Text(
+            dataset=str(uneven_reviews), model=tiny_model, max_length=64, train_samples=rows
+        )
+        options = dict(output_dir="unused", learning_rate=1e-4, warmup_steps=0)
+        settings = load_and_check(Settings.from_keywords(recipe, options))
+        before, after = settings.values, with_epochs(settings, 1.5).values
+        assert after.num_train_epochs == 1.5
+        assert (before.load_best_model_at_end, before.global_batch_size) == (
+            after.load_best_model_at_end,
+            after.global_batch_size,
+        )
+        assert not after.load_best_model_at_end
+        assert after.global_batch_size == (8 if rows == 48 else 32)

@@ -125,7 +125,7 @@ def prepare(settings: Settings) -> Prepared:
 
 def _refuse_changed_refit(resumed: Resumption, configuration: Mapping[str, Any]) -> None:
     """Raise a ``UserError`` if the refit of a finished run would have other options than it."""
-    reported = {*REPORTED_CHANGES, "final_epochs"}
+    reported = {*REPORTED_CHANGES, "final_epochs", "data"}  # other data is refused later
     names = sorted(resumed.changes(configuration).keys() - reported)
     if names:
         raise UserError(

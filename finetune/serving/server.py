@@ -58,6 +58,8 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: Any) -> None:
         if self.should_exit and sig == signal.SIGINT:
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+            for connection in list(self.server_state.connections):  # Python 3.12 waits for them
+                connection.transport.abort()
         super().handle_exit(sig, frame)
 
 

@@ -586,7 +586,7 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
     "one-number-above-a-thousand": (
         [*map(str, range(12, 40)), "1.277"],
         ["--task", "regression"],
-        ["'12'", "'1.277'", "1277", "line 30"],
+        ["'12'", "'1.277'", "1277", "line 29"],
     ),
     "thousands-of-regression": (
         ["7", "1.000", "2.000", "3.000"],

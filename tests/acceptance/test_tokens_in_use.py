@@ -151,10 +151,11 @@ def test_lines_of_words_with_tags_are_not_predicted_as_texts(
     """In a ``.conll`` they are sentences; other lines are texts."""
     path = tmp_path / f"rows{suffix}"
     path.write_text("Ann\tB-PER\nleft\tO\n\nLee\tB-PER\n")
+    output = tmp_path / "out.csv"
     with user_error("its lines are words with a tag", ".conll"):
-        finetune.predict(exported_entities, path)
+        finetune.predict_file(exported_entities, path, output)
     path.write_text("text\nB-movies are fun\nwhat about vitamin B\n")
-    assert len(finetune.predict(exported_entities, path)) >= 2
+    assert finetune.predict_file(exported_entities, path, output).rows >= 2
 
 
 #: Byte-level BPE, and a Unigram model of SentencePiece; others are slow. BART has no such head.
