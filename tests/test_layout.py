@@ -132,7 +132,7 @@ def files() -> dict[Path, house.Figures]:
     return house.measure_files(PACKAGE)
 
 
-@pytest.mark.xfail(strict=True, reason="187,000 tokens: docs/decisions/layout.md has the prices")
+@pytest.mark.xfail(strict=True, reason="189,000 tokens: docs/decisions/layout.md has the prices")
 def test_the_code_is_no_larger_than_agreed(files: dict[Path, house.Figures]) -> None:
     """A larger limit needs a reason and a price, see docs/decisions/layout.md."""
     packages = house.by_package(files, PACKAGE)
