@@ -11,8 +11,10 @@ Public names are imported on first use, so ``import finetune`` does not import t
 import os
 import sys
 
-if os.name == "nt":  # files are locked and trainings are stopped as POSIX does it
-    raise ImportError("finetune runs on Linux and macOS; on Windows use it in WSL, its Linux")
+if os.name == "nt":  # which has neither the locks nor the signals that are used
+    raise ImportError(
+        "finetune runs on Linux and macOS; on Windows use it in WSL (Windows Subsystem for Linux)"
+    )
 
 # `python -m finetune` puts the current directory first in `sys.path`, so a `csv.py` or a folder
 # `wandb` there would shadow the installed module. A checkout of this package moves to the end.

@@ -24,14 +24,15 @@ from finetune.data.labels import (
 )
 from finetune.errors import Findings, UserError, counted, suggestion
 
-#: What programs write for a missing value, in lower case. NA and None may be names.
-_MISSING = {"nan", "null", "n/a", "#n/a", "<na>", "nat", "\\n"}
-#: The same of tools for SQL and of spreadsheets.
-_MISSING |= {"(null)", "[null]", "<null>", "#ref!", "#value!", "#name?", "#div/0!"}
+#: What programs, tools for SQL and spreadsheets write for a missing value, in lower case. NA and
+#: None may be names.
+_MISSING = {
+    *("nan", "null", "n/a", "#n/a", "<na>", "nat", "\\n"),
+    *("(null)", "[null]", "<null>", "#ref!", "#value!", "#name?", "#div/0!"),
+}
 #: The column of Prodigy that says whether a person has accepted the row, and its values.
 _ANSWER, _REJECTED, _ANSWERS = "answer", ("reject", "ignore"), ("accept", "reject", "ignore", None)
 NOT_ACCEPTED = f"that were not accepted (the column '{_ANSWER}' of Prodigy)"
-
 #: Fewer different numbers have no outlier.
 _MIN_VALUES = 5
 
@@ -281,8 +282,9 @@ def names_of_missing(names: Iterable[str]) -> list[str]:
 
 
 def check_names(dataset: DatasetDict, report: Findings) -> None:
-    """Report labels in ``--label_map`` that the data does not have as an error, and classes with
-    :func:`similar_names` as a warning. No classes are merged.
+    """Report labels in ``--label_map`` that the data does not have as an error. Report classes
+    without a row, with the name of a missing value, or with :func:`similar_names`; no classes are
+    merged.
 
     Args:
         dataset: The splits of the source, with encoded labels.
@@ -295,16 +297,9 @@ def check_names(dataset: DatasetDict, report: Findings) -> None:
     counts = sum((Counter(targets.counts(rows)) for rows in dataset.values()), Counter())
     if absent := [name for number, name in enumerate(classes) if number not in counts]:
         report.info(
-            f"{list_names(absent)}: classes of the data without a row, outputs of the model"
+            f"no row has the label {list_names(absent)}, which the data declares: the model gets "
+            "an output for it"
         )
-    if targets.is_set(dataset["train"]):
-        sizes = np.array(list(map(len, targets.values(dataset["train"]))))
-        if sizes.max(initial=0) == 1 and (count := int((sizes == 0).sum())):
-            report.warning(
-                f"no training row has two labels, and {counted(count, 'row')} none: are these "
-                "without a label because nobody has labelled them?",
-                fix="if so, leave them out, and set --task single_label",
-            )
     if missing := names_of_missing(classes):
         report.warning(
             f"{list_names(missing)}: read as a class, but may be a missing value",
@@ -321,6 +316,26 @@ def check_names(dataset: DatasetDict, report: Findings) -> None:
             f"similar labels kept as separate classes: {'; '.join(quoted)}",
             "similar_labels",
             fix=f"to merge them, make them identical in the data, or --label_map {option}",
+        )
+
+
+def check_label_counts(dataset: DatasetDict, report: Findings) -> None:
+    """Warn of training rows without a label where all others have exactly one: annotation tools
+    export rows that nobody has labelled like this. Nothing is reported but for several labels.
+
+    Args:
+        dataset: The splits of the source, with encoded labels.
+        report: Gets the finding.
+    """
+    rows = dataset["train"]
+    if not targets.is_set(rows):
+        return
+    counts = Counter(map(len, targets.values(rows)))
+    if counts.keys() == {0, 1}:
+        report.warning(
+            f"{counted(counts[0], 'training row')} without a label, and one label in each of the "
+            "others: perhaps nobody has labelled these rows",
+            fix="if so, leave them out, and set --task single_label",
         )
 
 

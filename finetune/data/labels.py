@@ -23,7 +23,8 @@ from finetune.data import targets
 from finetune.data.comma_list import split_pairs
 from finetune.errors import Findings, UserError
 
-_MANY = 20  # see `find_thousands`
+#: Below three numbers with a point, so many without one are needed to take it for a separator.
+_MIN_WHOLE_NUMBERS = 20
 _ADJACENT_STRINGS = re.compile(r"""['"]\s+['"]""")
 #: The values of a cell of ``--label_columns``, in lower case.
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -157,7 +158,7 @@ def find_thousands(values: Iterable[Any]) -> tuple[str, str] | None:
             ungrouped.add(value)
         else:
             return None
-    if not grouped or not ungrouped or (len(grouped) < 3 and len(ungrouped) < _MANY):
+    if not grouped or not ungrouped or (len(grouped) < 3 and len(ungrouped) < _MIN_WHOLE_NUMBERS):
         return None
     return min(ungrouped), min(grouped)
 

@@ -225,7 +225,10 @@ def _report_split_column(dataset: DatasetDict, report: Findings) -> None:
     for column in rows.column_names:
         if column.lower() not in _SPLIT_COLUMNS:
             continue
-        values = pc.unique(arrow.column(rows, column).cast(pa.large_string())).to_pylist()
+        cells = arrow.column(rows, column)
+        if not arrow.is_text(cells.type):
+            continue
+        values = pc.unique(cells).to_pylist()
         splits = {guess_split(value or "") for value in values}
         if len(splits) > 1 and None not in splits:
             names = list_names([value for value in values if value])

@@ -26,9 +26,7 @@ from finetune.statistics.metrics import (
 )
 from finetune.statistics.scored import distances
 from finetune.tasks.base import Task
-
-#: Training arguments that are not in the configuration, and decide which step is the best.
-_OF_EVALUATIONS = ("eval_strategy", "eval_steps", "early_stopping_patience")
+from finetune.training.options import OF_EVALUATIONS
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,7 @@ def _settings_that_differ(runs: Sequence[Run]) -> dict[str, list[str]]:
     for run in runs:
         manifest = run.manifest
         launch = {**asdict(manifest.launch), "revision": manifest.git_revision}
-        evaluated = {name: manifest.arguments.get(name, "") for name in _OF_EVALUATIONS}
+        evaluated = {name: manifest.arguments.get(name, "") for name in OF_EVALUATIONS}
         columns.append({**manifest.configuration, **evaluated, **launch})
     settings = {}
     for name in dict.fromkeys(itertools.chain(*columns)):

@@ -107,12 +107,13 @@ def prepare(settings: Settings) -> Prepared:
         settings = timed
     if not is_done:
         resumed.require_state()
-    if differences and is_done:
-        if values.refit:
-            _refuse_changed_refit(resumed, configuration)
-        differences += "; the run is finished, so this changes nothing"
+    if is_done and values.refit:
+        _refuse_changed_refit(resumed, configuration)
     if differences and not settings.dry_run:
-        activity.say(differences)
+        ending = ""
+        if is_done:
+            ending = "; the run is finished and stays as it is"
+        activity.say(differences + ending)
     steps = resumed.step
     if not is_done or values.save_on_each_node:  # with it another machine may have to train
         rows, steps = recipe.training_rows, 0
@@ -124,7 +125,7 @@ def prepare(settings: Settings) -> Prepared:
 
 
 def _refuse_changed_refit(resumed: Resumption, configuration: Mapping[str, Any]) -> None:
-    """Raise a ``UserError`` if the refit of a finished run would have other options than it."""
+    """Raise a ``UserError`` if the refit of a finished run would have other options."""
     reported = {*REPORTED_CHANGES, "final_epochs", "data"}  # other data is refused later
     names = sorted(resumed.changes(configuration).keys() - reported)
     if names:

@@ -363,6 +363,7 @@ class Recipe(RecipeOptions):
         source = self.source
         facts = self.report.facts
         columns.check_names(source, self.report)
+        columns.check_label_counts(source, self.report)
         columns.check_numbers(source, self.report)
         self.report.raise_errors()
         splits = self.split(source)

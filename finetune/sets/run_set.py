@@ -28,7 +28,7 @@ from finetune.runs.provenance import REPORTED_CHANGES
 from finetune.runs.records import MANIFEST, JsonFile
 from finetune.runtime import distributed
 from finetune.sets import SET, is_set
-from finetune.training.options import without_none
+from finetune.training.options import OF_EVALUATIONS, without_none
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -174,7 +174,7 @@ def open_set(
     texts = {name: str(distribution) for name, distribution in (space or {}).items()}
     metric = str(values.metric_for_best_model).removeprefix("eval_")
     compared = {n: v for n, v in prepared.configuration.items() if n not in REPORTED_CHANGES}
-    for name in ("eval_strategy", "eval_steps", "early_stopping_patience"):
+    for name in OF_EVALUATIONS:
         compared[name] = getattr(values, name)
     manifest = SetManifest(
         kind=kind,

@@ -43,6 +43,8 @@ RENAMED = {
     "tpu_metrics_debug": "--debug tpu_metrics_debug",
     "warmup_ratio": "--warmup_steps with a share of the steps, like --warmup_steps 0.1",
 }
+#: Training arguments that decide which checkpoint is the best one, and not how it is trained.
+OF_EVALUATIONS = ("eval_strategy", "eval_steps", "early_stopping_patience")
 #: For each type of an option: the classes of its values, and its name in messages.
 _TYPES: dict[Any, tuple[Any, str]] = {
     bool: (bool, "true or false"),

@@ -71,7 +71,7 @@ def numbered(count: int = 60, **columns: Sequence[Any]) -> list[dict[str, Any]]:
 DOUBTFUL: dict[str, tuple[Any, str]] = {
     "labelled by nobody": (
         numbered(label=[["a"], [], ["b"], []]),
-        "no training row has two labels, and 30 rows none",
+        "30 training rows without a label, and one label in each of the others",
     ),
     "split column": (
         numbered(label=["a", "b", "b"], Split=["train", "dev", "train", "test"]),
@@ -82,7 +82,7 @@ DOUBTFUL: dict[str, tuple[Any, str]] = {
             numbered(label=[0, 2]),
             Features(text=Value("string"), label=ClassLabel(names=["a", "b", "c"])),
         ),
-        "'b': classes of the data without a row",
+        "no row has the label 'b', which the data declares",
     ),
 }
 
@@ -94,6 +94,14 @@ def test_rows_that_may_not_be_what_they_seem_are_reported(case: str) -> None:
     recipe = text_recipe(rows)
     _ = recipe.splits
     assert [note for note in recipe.notes if expected in note]
+
+
+@pytest.mark.contract("C3")
+@pytest.mark.parametrize("values", [[["train"], ["test"]], [{"train": 1}, {"train": 2}], [True]])
+def test_a_column_called_set_may_have_any_values(values: list[Any]) -> None:
+    recipe = text_recipe(numbered(label=["a", "b", "b"], set=values, answer=values))
+    assert sum(map(len, recipe.splits.values())) == 60
+    assert not [note for note in recipe.notes if "names splits" in note]
 
 
 @pytest.mark.contract("C5")

@@ -920,6 +920,29 @@ def test_few_rows_end_with_the_validation_rows(reviews: Path, bert: Path, tmp_pa
     assert not (default.path / "refit").exists()
 
 
+@pytest.mark.contract("G5")
+@pytest.mark.trains
+def test_a_warm_up_in_steps_is_shorter_in_the_final_epochs(
+    reviews: Path, bert: Path, tmp_path: Path
+) -> None:
+    """It is the same share of these steps: the rate would hardly rise in so few."""
+    rates: dict[int, list[float]] = {}
+
+    def collect(event: Any) -> None:
+        values = getattr(event, "values", {})
+        if "learning_rate" in values:
+            rates.setdefault(event.max_steps, []).append(values["learning_rate"])
+
+    options: dict[str, Any] = dict(dataset=str(reviews), model=str(bert), max_length=64)
+    options |= dict(learning_rate=1e-4, warmup_steps=20, max_steps=24, final_epochs=1)
+    options |= dict(precision="fp32", logging_steps=1, baseline=False, disable_tqdm=True)
+    finetune.train("text", **options, progress=collect, output_dir=str(tmp_path / "run"))
+    main = rates.pop(24)
+    (final,) = rates.values()
+    assert max(main) == pytest.approx(1e-4)
+    assert max(final) > 0.7e-4
+
+
 @pytest.mark.contract("G5", "E3")
 def test_baselines_have_thresholds_of_rows_that_they_were_not_fitted_to(
     bert: Path, tmp_path: Path
@@ -979,6 +1002,11 @@ def test_a_finished_run_of_few_rows_takes_more_epochs(
     with user_error("--refit: the run is finished, and its refit has the same learning_rate"):
         finetune.train("text", **changed)
     assert exported.exists()
+    said: list[str] = []
+    changed = options | dict(resume=True, learning_rate=3e-3, allow_changed="learning_rate")
+    finetune.train("text", **changed, progress=lambda event: said.append(str(event)))
+    (sentence,) = [text for text in said if "learning_rate: 0.003 instead of" in text]
+    assert sentence.endswith("; the run is finished and stays as it is")
     run = finetune.train("text", **options, resume=True, num_train_epochs=26)
     assert (run.manifest.steps, run.manifest.best_step) == (26 * 2, None)
     assert not exported.exists()  # of an earlier model
